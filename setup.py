@@ -1,0 +1,24 @@
+"""The C++ extensions; everything else stands in setup.cfg."""
+
+from glob import glob
+
+from pybind11.setup_helpers import Pybind11Extension
+from setuptools import setup
+
+# -ffp-contract=off keeps every instruction-set variant bit-identical to numpy.
+FLAGS = ["-O3", "-ffp-contract=off", "-fvisibility=hidden", "-Wall", "-Wextra", "-pthread"]
+
+
+def extension(name: str, folder: str) -> Pybind11Extension:
+    return Pybind11Extension(
+        name,
+        sorted(glob(f"native/{folder}/*.cpp")),
+        include_dirs=["native"],
+        depends=sorted(glob(f"native/{folder}/*.hpp") + glob("native/common/*.hpp")),
+        cxx_std=17,
+        extra_compile_args=FLAGS,
+        extra_link_args=["-pthread"],
+    )
+
+
+setup(ext_modules=[extension("smb._native", "smb"), extension("prototxt._native", "layers")])

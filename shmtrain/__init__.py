@@ -1,0 +1,1 @@
+"""Trains Caffe prototxt models on several workers that share weights through a memory box."""

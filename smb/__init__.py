@@ -1,0 +1,1 @@
+"""Soft Memory Box: named memory segments that outlive the processes that share them."""
