@@ -1,0 +1,33 @@
+"""What can be wrong with a net, its weights or its data; messages name the file, the place and the limit.
+
+PrototxtError
+|- ParseError      the text is no valid prototxt, or the file cannot be read
+|- NetError        the layers do not fit together, or a call does not fit the net
+|  `- LayerError   one layer's parameters are wrong
+|- WeightsError    a weight, state or mean file cannot be read, written or matched
+`- DataError       a data source cannot be read or holds what the net cannot take
+"""
+
+
+class PrototxtError(ValueError):
+    """Any failure of this package that the caller's files or arguments cause."""
+
+
+class ParseError(PrototxtError):
+    """The text is no valid prototxt, or the file cannot be read."""
+
+
+class NetError(PrototxtError):
+    """The layers do not fit together, or a call does not fit the net."""
+
+
+class LayerError(NetError):
+    """One layer's parameters or bottoms are wrong."""
+
+
+class WeightsError(PrototxtError):
+    """A weight, state or mean file cannot be read, written or matched."""
+
+
+class DataError(PrototxtError):
+    """A data source cannot be read, or holds what the net cannot take."""

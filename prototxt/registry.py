@@ -1,0 +1,149 @@
+"""A layer type is one decorated function: LayerSpec and bottom shapes in, module and top shapes out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import torch
+from google.protobuf.message import Message
+from torch import nn
+
+from prototxt.errors import LayerError
+
+Shape = tuple[int, ...]
+Phase = Literal["TRAIN", "TEST"]
+
+
+@dataclass(frozen=True)
+class BuildContext:
+    """What a layer may know of the net it is built into.
+
+    generator  the net's one random stream: fillers draw from it while the net is built (equal on every
+               rank); afterwards the net reseeds it by rank, so dropout and crops differ between workers.
+               Keep the object, not numbers drawn from it
+    options    settings of the data readers, handed through from Net(options=...)
+    """
+
+    phase: Phase
+    seed: int | None = None
+    rank: int = 0
+    world: int = 1
+    generator: torch.Generator = field(default_factory=torch.Generator)
+    device: torch.device = torch.device("cpu")  # noqa: RUF009  (a torch.device is immutable)
+    stages: tuple[str, ...] = ()
+    level: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """One layer of the file as its builder sees it; ``spec.convolution_param`` reads the message's field.
+
+    line           where the layer begins in ``path``; None when the message did not come from a text
+    in_place       top 0 is bottom 0
+    need_gradient  a gradient is wanted for one of the bottoms
+    """
+
+    message: Message
+    path: str
+    line: int | None
+    context: BuildContext
+    in_place: bool = False
+    need_gradient: bool = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.message, name)
+
+    @property
+    def phase(self) -> Phase:
+        """The layer's own phase when it has one, else the net's."""
+        message: Any = self.message
+        if message.HasField("phase"):
+            return "TEST" if message.phase == 1 else "TRAIN"
+        return self.context.phase
+
+    def error(self, text: str) -> LayerError:
+        """An error to raise: ``path:line: layer 'name': text``."""
+        place = self.path if self.line is None else f"{self.path}:{self.line}"
+        return LayerError(f"{place}: layer {self.name!r}: {text}")
+
+
+@dataclass
+class Built:
+    """A layer ready to run.
+
+    module      forward(*bottoms) -> Tensor | tuple[Tensor, ...], one a top, () without tops. It must not
+                change a bottom in place, nor rely on the shapes it was built with where the data decides.
+    tops        shapes for the bottom shapes given. More than the layer names: the rest is anonymous,
+                which only a loss may do
+    blobs       learned or accumulated values, in Caffe's order and layout. Each is registered in
+                ``module`` and looked up there at every forward: the net exchanges the parameter object
+                for a shared one, and its storage for a part of the trainer's vector
+    loss        top 0 has loss_weight 1 unless the file says otherwise
+    statistics  the blobs are accumulators (BatchNorm): never trained, lr_mult is 0
+    labels      bottoms that never get a gradient
+    source      a data layer: forward() without bottoms gives the next batch; the module has close()
+    feed        an Input layer: its tops are written by the caller; forward is never called
+    """
+
+    module: nn.Module
+    tops: list[Shape]
+    blobs: list[nn.Parameter] = field(default_factory=list)
+    loss: bool = False
+    statistics: bool = False
+    labels: frozenset[int] = frozenset()
+    source: bool = False
+    feed: bool = False
+
+
+@dataclass
+class Learnable:
+    """One parameter blob of a net, by its owner; Caffe's learnable_params, in its order.
+
+    shared_name  the name in ``param { name: }``, "" when it has none
+    """
+
+    layer: str
+    index: int
+    param: nn.Parameter
+    lr_mult: float
+    decay_mult: float
+    statistics: bool
+    shared_name: str
+
+
+Builder = Callable[[LayerSpec, list[Shape]], Built]
+_BUILDERS: dict[str, Builder] = {}
+
+
+def layer(*types: str) -> Callable[[Builder], Builder]:
+    """Register the function below as the builder of these layer types; a second one of a type replaces it."""
+
+    def register(builder: Builder) -> Builder:
+        _BUILDERS.update(dict.fromkeys(types, builder))
+        return builder
+
+    return register
+
+
+def layer_types() -> list[str]:
+    """The types that can be built, alphabetical."""
+    import prototxt.layers  # noqa: F401  (the import registers them)
+
+    return sorted(_BUILDERS)
+
+
+def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
+    """Build one layer; raises LayerError for an unknown type, with the nearest known ones."""
+    known = layer_types()
+    builder = _BUILDERS.get(spec.type)
+    if builder is None:
+        near = get_close_matches(spec.type, known, 3) or [
+            name for name in known if name.lower() == spec.type.lower()
+        ]
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+        raise spec.error(f"unknown layer type {spec.type!r} ({hint})")
+    return builder(spec, bottoms)
