@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -129,10 +130,8 @@ def leaves_no_process() -> Iterator[None]:
     yield
     left = wait_until_empty(survivors, GRACE)
     for line in left:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(int(line.split()[0]), signal.SIGKILL)
-        except ProcessLookupError:
-            pass
     assert not left, "processes that outlived their tests: " + "; ".join(sorted(left))
 
 

@@ -16,7 +16,8 @@ LEAKS = {
     ),
     "fork": (
         "import os, time\ndef test_it():\n"
-        "    if os.fork() == 0:\n        if os.fork() == 0:\n            time.sleep(60)\n        os._exit(0)\n"
+        "    if os.fork() == 0:\n        if os.fork() == 0:\n            time.sleep(60)\n"
+        "        os._exit(0)\n"
         "    os.wait()\n",
         "outlived their tests",
     ),

@@ -1,0 +1,114 @@
+"""Who may import what, and that nothing heavy is loaded before it is needed."""
+
+from __future__ import annotations
+
+import ast
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+
+from tests.house.tree import ROOT, module_name, modules, syntax
+
+# Outside the standard library; the internal seams are contracts in setup.cfg (import-linter).
+ALLOWED = {
+    "smb": {"smb", "numpy"},
+    "prototxt": {"prototxt", "torch", "numpy", "google", "lmdb", "h5py", "cv2"},
+    "shmtrain": {"shmtrain", "prototxt", "smb", "torch", "numpy", "google"},
+}
+ONLY_IN = {
+    "tensorboard": ["shmtrain.metrics"],
+    "torch.utils.tensorboard": ["shmtrain.metrics"],
+    "tqdm": ["shmtrain.progress"],
+    "mpi4py": ["shmtrain.exchange.mpi_*", "shmtrain.bench.*"],
+    "simpy": ["shmtrain.simulate"],
+    "matplotlib": ["shmtrain.report", "prototxt.draw", "smb.bench"],
+    "cupy": ["shmtrain.device"],
+    "pyverbs": ["smb.transport.rdma"],
+}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(syntax(path)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and not node.level and node.module:
+            yield node.lineno, node.module
+
+
+def allowed(module: str, name: str) -> bool:
+    for library, places in ONLY_IN.items():
+        if name == library or name.startswith(library + "."):
+            return any(fnmatch(module, place) for place in places)
+    top = name.split(".", maxsplit=1)[0]
+    return top in sys.stdlib_module_names or top in ALLOWED[module.split(".", maxsplit=1)[0]]
+
+
+def test_each_package_imports_only_what_the_design_allows() -> None:
+    wrong = [
+        f"{path}:{line}: {name}"
+        for path in modules()
+        for line, name in imports(path)
+        if not allowed(module_name(path), name)
+    ]
+    assert wrong == []
+
+
+def test_nothing_is_unpickled() -> None:
+    """What comes from a socket or a file must not be able to run code."""
+    found = {"pickle", "marshal", "shelve", "dill"}
+    assert [f"{p}:{n}" for p in modules() for n, name in imports(p) if name.split(".")[0] in found] == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "heavy"),
+    [
+        ("import smb", ["torch", "google.protobuf"]),
+        ("import prototxt", ["torch", "google.protobuf", "lmdb", "h5py"]),
+        ("import shmtrain", ["torch", "google.protobuf", "lmdb", "h5py"]),
+        ("import smb.cli", ["torch", "numpy", "google.protobuf"]),
+        ("import shmtrain.cli", ["torch", "numpy", "lmdb", "h5py"]),
+        ("import prototxt; prototxt.parse_solver", ["torch"]),
+    ],
+)
+def test_an_import_loads_nothing_heavy(statement: str, heavy: list[str]) -> None:
+    code = f"{statement}; import sys; print([m for m in {heavy} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.stdout.strip(), done.stderr) == ("[]", "")
+
+
+@pytest.mark.parametrize("command", ["smb", "shmtrain"])
+def test_help_answers_at_once_and_without_torch(command: str) -> None:
+    """At once is 0.3 s, but on a busy machine a bare interpreter may take as long: compare the two."""
+    script = (
+        f"import sys; sys.argv = ['{command}', '--help']\nfrom {command}.cli import main\n"
+        "try:\n    sys.exit(main())\nfinally:\n"
+        "    print('HEAVY', [m for m in ('torch', 'numpy') if m in sys.modules], file=sys.stderr)\n"
+    )
+
+    def run(code: str) -> tuple[float, subprocess.CompletedProcess[str]]:
+        start = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+        return time.perf_counter() - start, done
+
+    bare = min(run("pass")[0] for _ in range(5))
+    seconds, done = min((run(script) for _ in range(5)), key=lambda pair: pair[0])
+    assert done.returncode == 0, done.stderr
+    assert "usage" in done.stdout.lower()
+    assert "HEAVY []" in done.stderr
+    assert seconds < 0.3 + bare
+
+
+@pytest.mark.parametrize("command", ["smb", "shmtrain"])
+def test_the_console_command_is_installed(command: str) -> None:
+    beside = Path(sys.executable).parent / command
+    path = str(beside) if beside.exists() else shutil.which(command)
+    assert path, f"{command} is not installed beside {sys.executable}"
+    done = subprocess.run([path, "--help"], capture_output=True, text=True, timeout=60, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert command in done.stdout
