@@ -1,4 +1,52 @@
-// The Python face of this folder's kernels: pointers and counts, nothing else.
+// The Python face of this folder's kernels: addresses and counts, nothing else. What they mean, and every check,
+// is in prototxt/layers/lrn.py.
 #include <pybind11/pybind11.h>
 
-PYBIND11_MODULE(_native, m) { m.doc() = "native kernels"; }
+#include <cstdint>
+
+#include "lrn.hpp"
+
+namespace py = pybind11;
+
+namespace {
+
+const float* in(uintptr_t address) { return reinterpret_cast<const float*>(address); }
+float* out(uintptr_t address) { return reinterpret_cast<float*>(address); }
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "native layer kernels over contiguous float32 memory; every call releases the GIL";
+  using Release = py::call_guard<py::gil_scoped_release>;
+
+  py::class_<layers::Lrn>(m, "Lrn").def(
+      py::init([](size_t half, float alpha, float beta, float k) { return layers::Lrn{half, alpha, beta, k}; }),
+      py::arg("half"), py::arg("alpha"), py::arg("beta"), py::arg("k"));
+
+  m.def(
+      "lrn_across_forward",
+      [](uintptr_t x, uintptr_t y, size_t batch, size_t channels, size_t area, const layers::Lrn& lrn, int threads) {
+        layers::lrn_across_forward(in(x), out(y), batch, channels, area, lrn, threads);
+      },
+      Release());
+  m.def(
+      "lrn_across_backward",
+      [](uintptr_t x, uintptr_t dy, uintptr_t dx, size_t batch, size_t channels, size_t area, const layers::Lrn& lrn,
+         int threads) {
+        layers::lrn_across_backward(in(x), in(dy), out(dx), batch, channels, area, lrn, threads);
+      },
+      Release());
+  m.def(
+      "lrn_within_forward",
+      [](uintptr_t x, uintptr_t y, size_t planes, size_t height, size_t width, const layers::Lrn& lrn, int threads) {
+        layers::lrn_within_forward(in(x), out(y), planes, height, width, lrn, threads);
+      },
+      Release());
+  m.def(
+      "lrn_within_backward",
+      [](uintptr_t x, uintptr_t dy, uintptr_t dx, size_t planes, size_t height, size_t width, const layers::Lrn& lrn,
+         int threads) {
+        layers::lrn_within_backward(in(x), in(dy), out(dx), planes, height, width, lrn, threads);
+      },
+      Release());
+}

@@ -1,0 +1,65 @@
+"""Layer kernels over contiguous float32 memory, given by address; the GIL is released."""
+
+class Lrn:
+    """y = x s^-beta, s = k + alpha (sum of x^2 over a window of 2 half + 1); alpha is divided already."""
+
+    def __init__(self, half: int, alpha: float, beta: float, k: float) -> None: ...
+
+def lrn_across_forward(
+    x: int, y: int, batch: int, channels: int, area: int, lrn: Lrn, threads: int, /
+) -> None: ...
+def lrn_across_backward(
+    x: int, dy: int, dx: int, batch: int, channels: int, area: int, lrn: Lrn, threads: int, /
+) -> None: ...
+def lrn_within_forward(
+    x: int, y: int, planes: int, height: int, width: int, lrn: Lrn, threads: int, /
+) -> None: ...
+def lrn_within_backward(
+    x: int, dy: int, dx: int, planes: int, height: int, width: int, lrn: Lrn, threads: int, /
+) -> None: ...
+
+# Data layers: Datum records and the pixel transform (datum.hpp) ------------------------------------------
+
+_Sides = tuple[int, int, int]  # channels, height, width
+
+def datum_head(record: bytes | memoryview) -> tuple[_Sides, int, bool, int, int, int]:
+    """Of one Datum: its shape, label, whether it is encoded, offset and size of its bytes in the record,
+    and how many float values it has. ValueError when it is no Datum."""
+
+class Transform:
+    """(x - mean) * scale over a crop of each image, perhaps mirrored.
+
+    mean_image   float32 bytes, planar, of mean_shape; subtracted at the source's pixel
+    random_crop  rows and columns are drawn for each image, else the centre is taken
+    seed         of the mt19937 stream that mirror, row and column of each image are drawn from
+    """
+
+    def __init__(
+        self,
+        *,
+        scale: float = 1.0,
+        mirror: bool = False,
+        crop: int = 0,
+        random_crop: bool = False,
+        mean_values: Sequence[float] = (),
+        mean_image: bytes | memoryview | None = None,
+        mean_shape: _Sides = (0, 0, 0),
+        seed: int = 0,
+    ) -> None: ...
+    def records(
+        self,
+        records: list[bytes | memoryview],
+        first: int,
+        out: memoryview,
+        labels: memoryview | None,
+        shape: _Sides,
+    ) -> int:
+        """Write records[first:] as float32 images of ``shape`` to out[i], their labels to labels[i].
+
+        Stops at an encoded record and returns its index, else len(records). Raises
+        ValueError(index, text) for a record that does not fit.
+        """
+    def image(
+        self, pixels: bytes | memoryview, image: _Sides, index: int, out: memoryview, shape: _Sides
+    ) -> None:
+        """Write one planar uint8 image to out[index]. Raises ValueError(index, text)."""
