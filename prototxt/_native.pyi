@@ -1,5 +1,7 @@
 """Layer kernels over contiguous float32 memory, given by address; the GIL is released."""
 
+from collections.abc import Sequence
+
 class Lrn:
     """y = x s^-beta, s = k + alpha (sum of x^2 over a window of 2 half + 1); alpha is divided already."""
 

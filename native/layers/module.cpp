@@ -15,8 +15,11 @@ float* out(uintptr_t address) { return reinterpret_cast<float*>(address); }
 
 }  // namespace
 
+void bind_datum(py::module_& m);  // bind_datum.cpp
+
 PYBIND11_MODULE(_native, m) {
   m.doc() = "native layer kernels over contiguous float32 memory; every call releases the GIL";
+  bind_datum(m);
   using Release = py::call_guard<py::gil_scoped_release>;
 
   py::class_<layers::Lrn>(m, "Lrn").def(
