@@ -1,0 +1,550 @@
+"""What one training run does: the solver file and the command line, checked and frozen. Loads no torch.
+
+``TrainConfig.load(path, options)`` is the only way in; everything that can be said about a wrong solver file
+before a net is built is said here, as a ConfigError with one message. The tree is plain data: it is sent to
+the worker processes as it is.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import prototxt
+from shmtrain.lr_rule import DEFAULT_WARMUP, LrRule, parse_lr_rule
+
+SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
+POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
+SIGNAL_EFFECTS = ("stop", "snapshot", "none")
+TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
+ALPHA_BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
+
+Phase = Literal["TRAIN", "TEST"]
+
+
+class ConfigError(ValueError):
+    """The solver file or an option is wrong; nothing has been started."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; None leaves the choice to the solver file or the default.
+
+    weights   .caffemodel files to start from, in order; they replace the solver file's own
+    snapshot  a .solverstate to go on from; resume finds the newest whole one by itself
+    stages    added to the training net's state, as ``caffe train -stage`` does
+    """
+
+    workers: int = 1
+    algorithm: str = "seasgd"
+    exchange: str = "fused"
+    alpha: float | None = None
+    tau: int | None = None
+    termination: str = "counter"
+    lr_rule: str | None = None
+    warmup: int = DEFAULT_WARMUP
+    smb: str | None = None
+    job: str | None = None
+    box_grace: float = 60.0
+    stuck: float = 60.0
+    weights: tuple[str, ...] = ()
+    snapshot: str | None = None
+    resume: bool = False
+    level: int = 0
+    stages: tuple[str, ...] = ()
+    sigint_effect: str = "stop"
+    sighup_effect: str = "snapshot"
+    threads: int | None = None
+    seed: int | None = None
+    max_iter: int | None = None
+    log_dir: str | None = None
+    tensorboard: str | None = None
+    progress: bool = True
+
+
+@dataclass(frozen=True)
+class Rule:
+    """The update rule: registered name and its numbers, as the solver file gives them."""
+
+    type: str
+    momentum: float
+    momentum2: float
+    rms_decay: float
+    delta: float
+    weight_decay: float
+    regularization: str
+    clip_gradients: float
+    iter_size: int
+
+
+@dataclass(frozen=True)
+class LearningRate:
+    """The policy and its numbers; ``max_iter`` is what the poly policy runs down to."""
+
+    policy: str
+    base: float
+    gamma: float
+    power: float
+    stepsize: int
+    stepvalues: tuple[int, ...]
+    max_iter: int
+
+
+@dataclass(frozen=True)
+class NetSource:
+    """Where a net comes from and the state it is filtered by.
+
+    label    what the log calls it
+    path     a text file, else ``inline`` holds the message of the solver file, serialised
+    """
+
+    label: str
+    path: str | None
+    inline: bytes | None
+    phase: Phase
+    level: int = 0
+    stages: tuple[str, ...] = ()
+
+    def source(self) -> Any:
+        """What prototxt.Net takes: the path, or the inline message."""
+        if self.path is not None:
+            return self.path
+        net = prototxt.schema.NetParameter()
+        net.ParseFromString(self.inline or b"")
+        return net
+
+
+@dataclass(frozen=True)
+class TestRun:
+    """One test net and the number of its batches a test averages over."""
+
+    __test__ = False  # not a test case, whatever its name looks like
+
+    net: NetSource
+    iterations: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The counts of the loop, all in iterations of the job; 0 means never."""
+
+    max_iter: int
+    display: int
+    average_loss: int
+    test_interval: int
+    test_initialization: bool
+    test_compute_loss: bool
+
+
+@dataclass(frozen=True)
+class Snapshots:
+    """When and where snapshots are written; interval 0 means only after the training, if at all."""
+
+    interval: int
+    prefix: str
+    format: str
+    diff: bool
+    after_train: bool
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the weights and the solver's state start from."""
+
+    weights: tuple[str, ...]
+    snapshot: str | None
+    resume: bool
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """How the workers meet. ``shared`` is False where the loop is the original's, alone."""
+
+    workers: int
+    algorithm: str
+    exchange: str
+    alpha: float
+    tau: int
+    termination: str
+    lr_rule: LrRule
+    smb: str | None
+    job: str | None
+    box_grace: float
+    stuck: float
+
+    @property
+    def shared(self) -> bool:
+        return self.workers > 1 or self.smb is not None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What concerns this run alone: seed (None: from the clock), signals, threads and where it reports."""
+
+    random_seed: int | None
+    debug_info: bool
+    device: str
+    sigint_effect: str
+    sighup_effect: str
+    threads: int | None
+    log_dir: str | None
+    tensorboard: str | None
+    progress: bool
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """One training run. ``text`` is the solver file's parsed message as text, for the log."""
+
+    path: str
+    text: str
+    rule: Rule
+    rate: LearningRate
+    schedule: Schedule
+    train: NetSource
+    tests: tuple[TestRun, ...]
+    snapshots: Snapshots
+    start: Start
+    sharing: Sharing
+    run: Run
+    message_bytes: bytes = field(repr=False)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], options: Options | None = None) -> TrainConfig:
+        """Read and check a solver file together with the command line's options.
+
+        Net files are parsed once, so that a misspelt field is found before a worker starts.
+        Raises ConfigError, prototxt.ParseError and OSError.
+        """
+        name = os.fspath(path)
+        if not os.path.exists(name):
+            raise ConfigError(f"solver file {os.path.abspath(name)} does not exist")
+        return cls.from_message(prototxt.parse_solver(name), name, options)
+
+    @classmethod
+    def from_message(cls, message: Any, path: str, options: Options | None = None) -> TrainConfig:
+        """The same from a parsed SolverParameter; ``path`` names it in messages and the snapshots."""
+        options = options or Options()
+        _check_options(options)
+        checker = _Solver(message, path, options)
+        train = checker.train_net()
+        config = cls(
+            path=path,
+            text=str(message),
+            rule=checker.rule(),
+            rate=checker.rate(),
+            schedule=checker.schedule(),
+            train=train,
+            tests=checker.test_nets(),
+            snapshots=checker.snapshots(),
+            start=checker.start(),
+            sharing=checker.sharing(),
+            run=checker.run(),
+            message_bytes=message.SerializeToString(),
+        )
+        return config
+
+    def message(self) -> Any:
+        """The SolverParameter that this was made from; a fresh copy."""
+        message = prototxt.schema.SolverParameter()
+        message.ParseFromString(self.message_bytes)
+        return message
+
+    def with_base_lr(self, rate: float) -> TrainConfig:
+        """The same with another base learning rate, as pycaffe's ``solver.param.base_lr = x``."""
+        return replace(self, rate=replace(self.rate, base=rate))
+
+
+def _choice(what: str, value: str, allowed: Iterable[str]) -> str:
+    """``value`` when it is allowed; else ConfigError with the list and the nearest name."""
+    names = tuple(allowed)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(value.lower(), [n.lower() for n in names], 1)
+    hint = next((f"; did you mean {n!r}?" for n in names if near and n.lower() == near[0]), "")
+    raise ConfigError(f"{what} {value!r} is unknown (allowed: {', '.join(names)}){hint}")
+
+
+def _check_options(options: Options) -> None:
+    """What is wrong with the command line whatever the solver file says."""
+    if options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: at least one worker is needed")
+    if sum((bool(options.snapshot), bool(options.weights), options.resume)) > 1:
+        raise ConfigError(
+            "give a snapshot to resume training from or weights to fine-tune, not both"
+            " (--snapshot, --resume and --weights exclude one another)"
+        )
+    if options.snapshot and ".caffemodel" in os.path.basename(options.snapshot):
+        state = options.snapshot.replace(".caffemodel", ".solverstate")
+        raise ConfigError(
+            f"--snapshot {options.snapshot}: this is a weights file, use --weights; the state is {state}"
+        )
+    for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
+        _choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
+    for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
+        if count is not None and count < 1:
+            raise ConfigError(f"--{flag} {count}: must be at least 1")
+    for flag, seconds in (("box-grace", options.box_grace), ("stuck", options.stuck)):
+        if not seconds >= 0:
+            raise ConfigError(f"--{flag} {seconds:g}: must be at least 0 seconds")
+
+
+@dataclass(frozen=True)
+class _Solver:
+    """The checks of one solver message; each method gives one branch of the tree."""
+
+    message: Any
+    path: str
+    options: Options
+
+    def error(self, text: str) -> ConfigError:
+        return ConfigError(f"{self.path}: {text}")
+
+    def need(self, condition: bool, text: str) -> None:
+        if not condition:
+            raise self.error(text)
+
+    def chosen(self, what: str, value: str, allowed: Iterable[str]) -> str:
+        try:
+            return _choice(what, value, allowed)
+        except ConfigError as e:
+            raise self.error(str(e)) from None
+
+    def finite(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self.message, name)
+            self.need(math.isfinite(value), f"{name} {value:g} is not a finite number")
+
+    # The rule and the rate -------------------------------------------------------------------------------
+
+    def rule(self) -> Rule:
+        m = self.message
+        kind = self.chosen("solver type", m.type, SOLVER_TYPES)
+        self.finite("momentum", "momentum2", "rms_decay", "delta", "weight_decay", "clip_gradients")
+        if kind in ("AdaGrad", "RMSProp"):
+            self.need(m.momentum == 0, f"momentum {m.momentum:g} cannot be used with {kind}: remove it")
+        if kind == "RMSProp":
+            self.need(0 <= m.rms_decay < 1, f"rms_decay {m.rms_decay:g} must lie in [0, 1)")
+        if kind == "Adam":
+            self.need(0 <= m.momentum < 1, f"momentum {m.momentum:g} must lie in [0, 1) with Adam")
+            self.need(0 <= m.momentum2 < 1, f"momentum2 {m.momentum2:g} must lie in [0, 1) with Adam")
+        self.need(m.iter_size >= 1, f"iter_size {m.iter_size} must be at least 1")
+        return Rule(
+            type=kind,
+            momentum=m.momentum,
+            momentum2=m.momentum2,
+            rms_decay=m.rms_decay,
+            delta=m.delta,
+            weight_decay=m.weight_decay,
+            regularization=self.chosen("regularization_type", m.regularization_type, ("L1", "L2")),
+            clip_gradients=m.clip_gradients,
+            iter_size=m.iter_size,
+        )
+
+    def rate(self) -> LearningRate:
+        m = self.message
+        self.need(m.HasField("lr_policy"), f"lr_policy is missing (allowed: {', '.join(POLICIES)})")
+        policy = self.chosen("lr_policy", m.lr_policy, POLICIES)
+        self.need(m.HasField("base_lr"), "base_lr is missing")
+        self.finite("base_lr", "gamma", "power")
+        if policy in ("step", "exp", "inv", "multistep", "sigmoid"):
+            self.need(m.gamma >= 0, f"gamma {m.gamma:g} must be at least 0 for lr_policy {policy!r}")
+        if policy in ("step", "sigmoid"):
+            self.need(m.stepsize > 0, f"stepsize {m.stepsize} must be above 0 for lr_policy {policy!r}")
+        max_iter = self.max_iter()
+        if policy == "poly":
+            self.need(max_iter > 0, "max_iter must be above 0 for lr_policy 'poly'")
+        return LearningRate(policy, m.base_lr, m.gamma, m.power, m.stepsize, tuple(m.stepvalue), max_iter)
+
+    def max_iter(self) -> int:
+        m = self.message
+        self.need(m.max_iter >= 0, f"max_iter {m.max_iter} is below 0")
+        return int(m.max_iter) if self.options.max_iter is None else self.options.max_iter
+
+    def schedule(self) -> Schedule:
+        m = self.message
+        for name in ("display", "test_interval", "snapshot"):
+            self.need(getattr(m, name) >= 0, f"{name} {getattr(m, name)} is below 0")
+        self.need(m.average_loss >= 1, f"average_loss {m.average_loss} must be at least 1")
+        return Schedule(
+            max_iter=self.max_iter(),
+            display=m.display,
+            average_loss=m.average_loss,
+            test_interval=m.test_interval,
+            test_initialization=m.test_initialization,
+            test_compute_loss=m.test_compute_loss,
+        )
+
+    # The nets --------------------------------------------------------------------------------------------
+
+    def train_net(self) -> NetSource:
+        m = self.message
+        given = [name for name in TRAIN_FIELDS if m.HasField(name)]
+        names = ", ".join(TRAIN_FIELDS)
+        self.need(bool(given), f"a train net must be specified by one of these fields: {names}")
+        self.need(
+            len(given) == 1,
+            f"{' and '.join(given)} are both given; only one of {names} may specify the train net",
+        )
+        (name,) = given
+        state = _merged("TRAIN", m.train_state, self.options)
+        if name.endswith("param"):
+            return self.inline(f"train net specified in {name}", getattr(m, name), state)
+        return self.from_file(f"training net from {name} file", getattr(m, name), state)
+
+    def test_nets(self) -> tuple[TestRun, ...]:
+        m = self.message
+        own = len(m.test_net_param) + len(m.test_net)
+        generic = m.HasField("net") or m.HasField("net_param")
+        counts = tuple(m.test_iter)
+        self.need(
+            len(counts) >= own if generic else len(counts) == own,
+            f"test_iter must be given once for each test net: {len(counts)} for {own} test nets",
+        )
+        self.need(
+            len(m.test_state) in (0, len(counts)),
+            f"test_state must be absent or given once for each test net: {len(m.test_state)} for {len(counts)}",
+        )
+        self.need(not counts or m.test_interval > 0, "test_interval must be above 0 when there are test nets")
+        self.need(all(c > 0 for c in counts), f"test_iter {min(counts, default=1)} must be at least 1")
+        return tuple(TestRun(self.test_net(i, own), count) for i, count in enumerate(counts))
+
+    def test_net(self, index: int, own: int) -> NetSource:
+        """The ``index``-th test net: test_net_param, then test_net, then net_param or net for the rest."""
+        m = self.message
+        state = _merged("TEST", m.test_state[index] if m.test_state else None, None)
+        inline = len(m.test_net_param)
+        if index < inline:
+            return self.inline("test_net_param", m.test_net_param[index], state)
+        if index < own:
+            return self.from_file("test_net file", m.test_net[index - inline], state)
+        if m.HasField("net_param"):
+            return self.inline("net_param", m.net_param, state)
+        return self.from_file("net file", m.net, state)
+
+    def inline(self, label: str, net: Any, state: _State) -> NetSource:
+        phase, level, stages = state.over(net)
+        return NetSource(label, None, net.SerializeToString(), phase, level, stages)
+
+    def from_file(self, label: str, name: str, state: _State) -> NetSource:
+        """A net file, found from the working directory as the original does, and parsed once."""
+        tried = os.path.abspath(name)
+        if not os.path.isfile(tried):
+            beside = Path(self.path).resolve().parent / os.path.basename(name)
+            hint = f"; {beside} exists: run from its folder or write the path so" if beside.is_file() else ""
+            raise self.error(f"{label} {name!r} not found: {tried} (relative to the working directory){hint}")
+        phase, level, stages = state.over(prototxt.parse_net(name))
+        return NetSource(f"{label}: {name}", name, None, phase, level, stages)
+
+    # Snapshots, start, sharing ---------------------------------------------------------------------------
+
+    def snapshots(self) -> Snapshots:
+        m = self.message
+        stem = os.path.splitext(os.path.basename(self.path))[0]
+        prefix = m.snapshot_prefix if m.HasField("snapshot_prefix") else os.path.splitext(self.path)[0]
+        if os.path.isdir(prefix):
+            prefix = os.path.join(prefix, stem)
+        wanted = m.snapshot or m.snapshot_after_train
+        folder = os.path.dirname(prefix) or "."
+        self.need(
+            not wanted or (os.path.isdir(folder) and os.access(folder, os.W_OK)),
+            f"cannot write to snapshot prefix {prefix!r}: make sure that the folder {os.path.abspath(folder)}"
+            " exists and is writable",
+        )
+        kinds = {0: "HDF5", 1: "BINARYPROTO"}
+        return Snapshots(
+            m.snapshot, prefix, kinds[m.snapshot_format], m.snapshot_diff, m.snapshot_after_train
+        )
+
+    def start(self) -> Start:
+        """The weights: the command line's, else the solver file's; none when a snapshot is resumed."""
+        o = self.options
+        given = o.weights or ((o.snapshot or o.resume) and ()) or tuple(self.message.weights)
+        files = tuple(part.strip() for entry in given for part in entry.split(",") if part.strip())
+        missing = [name for name in (*files, *([o.snapshot] if o.snapshot else [])) if not os.path.isfile(name)]
+        if missing:
+            kind = "snapshot" if o.snapshot else "weights"
+            raise self.error(f"{kind} file {os.path.abspath(missing[0])} does not exist")
+        return Start(files, o.snapshot, o.resume)
+
+    def sharing(self) -> Sharing:
+        """alpha and tau from the command line, else the solver file's own fields, else 0.9/N and 1."""
+        o, m = self.options, self.message
+        alpha, tau = o.alpha, o.tau
+        if alpha is None:
+            alpha = m.moving_rate if m.HasField("moving_rate") else ALPHA_BETA / max(o.workers, 1)
+        if tau is None:
+            tau = m.update_interval if m.HasField("update_interval") else 1
+        source = "--alpha" if o.alpha is not None else "moving_rate"
+        self.need(0 < alpha < 1, f"{source} {alpha:g} is out of range: alpha must lie between 0 and 1")
+        source = "--tau" if o.tau is not None else "update_interval"
+        self.need(tau >= 1, f"{source} {tau} is out of range: tau must be at least 1")
+        return Sharing(
+            workers=o.workers,
+            algorithm=o.algorithm,
+            exchange=o.exchange,
+            alpha=float(alpha),
+            tau=int(tau),
+            termination=o.termination,
+            lr_rule=self.lr_rule(),
+            smb=o.smb,
+            job=o.job,
+            box_grace=o.box_grace,
+            stuck=o.stuck,
+        )
+
+    def lr_rule(self) -> LrRule:
+        if self.options.lr_rule is None:
+            return LrRule(warmup=self.options.warmup)
+        try:
+            return parse_lr_rule(self.options.lr_rule, self.options.warmup)
+        except ValueError as e:
+            raise ConfigError(str(e)) from None
+
+    def run(self) -> Run:
+        o, m = self.options, self.message
+        seed = o.seed if o.seed is not None else (m.random_seed if m.random_seed >= 0 else None)
+        return Run(
+            random_seed=seed,
+            debug_info=m.debug_info,
+            device="cpu",
+            sigint_effect=o.sigint_effect,
+            sighup_effect=o.sighup_effect,
+            threads=o.threads,
+            log_dir=o.log_dir,
+            tensorboard=o.tensorboard,
+            progress=o.progress,
+        )
+
+
+@dataclass(frozen=True)
+class _State:
+    """A NetState to lay over a net's own: later wins, stages are appended."""
+
+    phase: Phase
+    given: Any | None
+    level: int | None
+    stages: tuple[str, ...]
+
+    def over(self, net: Any) -> tuple[Phase, int, tuple[str, ...]]:
+        """phase, level and stages after the default, the net's own state, the solver's and the options'."""
+        phase, level, stages = self.phase, 0, []
+        for state in (net.state if net.HasField("state") else None, self.given):
+            if state is None:
+                continue
+            if state.HasField("phase"):
+                phase = "TEST" if state.phase == 1 else "TRAIN"
+            if state.HasField("level"):
+                level = state.level
+            stages += list(state.stage)
+        return phase, level if self.level is None else self.level, (*stages, *self.stages)
+
+
+def _merged(phase: Phase, given: Any | None, options: Options | None) -> _State:
+    level = options.level if options and options.level else None
+    return _State(phase, given, level, options.stages if options else ())
