@@ -2,12 +2,6 @@
 
 #include <cmath>
 
-// A square root is one vector instruction only where it need not set errno, a choice of two values only where
-// neither may trap.
-#if defined(__GNUC__) && !defined(__clang__)
-#pragma GCC optimize("no-math-errno", "no-trapping-math")
-#endif
-
 namespace layers {
 namespace {
 
@@ -28,11 +22,11 @@ Power kind_of(float beta) {
 
 template <Power kind>
 inline __attribute__((always_inline)) float inverse_power(float s, float beta) {
-  if (kind == Power::half) return 1.0f / __builtin_sqrtf(s);
+  if (kind == Power::half) return 1.0f / std::sqrt(s);
   if (kind == Power::one) return 1.0f / s;
   if (kind == Power::three_quarters) {
-    const float root = __builtin_sqrtf(s);
-    return 1.0f / (root * __builtin_sqrtf(root));
+    const float root = std::sqrt(s);
+    return 1.0f / (root * std::sqrt(root));
   }
   return std::pow(s, -beta);
 }
