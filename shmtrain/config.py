@@ -51,7 +51,6 @@ class Options:
     smb: str | None = None
     job: str | None = None
     box_grace: float = 60.0
-    stuck: float = 60.0
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False
@@ -64,7 +63,6 @@ class Options:
     max_iter: int | None = None
     log_dir: str | None = None
     tensorboard: str | None = None
-    progress: bool = True
 
 
 @dataclass(frozen=True)
@@ -175,7 +173,6 @@ class Sharing:
     smb: str | None
     job: str | None
     box_grace: float
-    stuck: float
 
     @property
     def shared(self) -> bool:
@@ -184,7 +181,10 @@ class Sharing:
 
 @dataclass(frozen=True)
 class Run:
-    """What concerns this run alone: seed (None: from the clock), signals, threads and where it reports."""
+    """What concerns this run alone: seed (None: from the clock), signals, threads and where it reports.
+
+    log, metrics  files of the first worker, beside the snapshots or in --log-dir
+    """
 
     random_seed: int | None
     debug_info: bool
@@ -192,9 +192,9 @@ class Run:
     sigint_effect: str
     sighup_effect: str
     threads: int | None
-    log_dir: str | None
+    log: str
+    metrics: str
     tensorboard: str | None
-    progress: bool
 
 
 @dataclass(frozen=True)
@@ -289,9 +289,8 @@ def _check_options(options: Options) -> None:
     for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
         if count is not None and count < 1:
             raise ConfigError(f"--{flag} {count}: must be at least 1")
-    for flag, seconds in (("box-grace", options.box_grace), ("stuck", options.stuck)):
-        if not seconds >= 0:
-            raise ConfigError(f"--{flag} {seconds:g}: must be at least 0 seconds")
+    if not options.box_grace >= 0:
+        raise ConfigError(f"--box-grace {options.box_grace:g}: must be at least 0 seconds")
 
 
 @dataclass(frozen=True)
@@ -495,7 +494,6 @@ class _Solver:
             smb=o.smb,
             job=o.job,
             box_grace=o.box_grace,
-            stuck=o.stuck,
         )
 
     def lr_rule(self) -> LrRule:
@@ -509,6 +507,8 @@ class _Solver:
     def run(self) -> Run:
         o, m = self.options, self.message
         seed = o.seed if o.seed is not None else (m.random_seed if m.random_seed >= 0 else None)
+        prefix = self.snapshots().prefix
+        base = prefix if o.log_dir is None else os.path.join(o.log_dir, os.path.basename(prefix))
         return Run(
             random_seed=seed,
             debug_info=m.debug_info,
@@ -516,9 +516,9 @@ class _Solver:
             sigint_effect=o.sigint_effect,
             sighup_effect=o.sighup_effect,
             threads=o.threads,
-            log_dir=o.log_dir,
+            log=f"{base}.log",
+            metrics=f"{base}.jsonl",
             tensorboard=o.tensorboard,
-            progress=o.progress,
         )
 
 

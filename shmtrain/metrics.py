@@ -28,11 +28,11 @@ class Metrics:
     since JSON has none. A file that cannot be written any more ends the metrics, not the training.
     """
 
-    def __init__(self, path: str | None = None, tensorboard: str | None = None, append: bool = False) -> None:
+    def __init__(self, path: str | None = None, tensorboard: str | None = None) -> None:
         self._file: TextIO | None = None
         if path is not None:
             Path(path).parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a" if append else "w", encoding="utf-8")  # noqa: SIM115  (closed in close)
+            self._file = open(path, "a", encoding="utf-8")  # noqa: SIM115  (closed in close)
         self._events = _event_writer(tensorboard) if tensorboard is not None else None
 
     def write(self, kind: str, iteration: int, values: Mapping[str, Any]) -> None:

@@ -1,0 +1,192 @@
+"""One worker's net, flat vectors and update rule: everything that a step changes and a snapshot keeps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+import prototxt
+from prototxt.net import Outcome
+from shmtrain import snapshot
+from shmtrain.config import NetSource, TrainConfig
+from shmtrain.log import Log
+from shmtrain.params import F32, Params
+from shmtrain.role import Role
+from shmtrain.snapshot import Names, SnapshotError, State, WorkerState
+from shmtrain.solver import RateState, Updater, learning_rate
+
+
+def open_net(source: NetSource, config: TrainConfig, role: Role) -> prototxt.Net:
+    """Build a net of the configuration for this worker; its readers take this worker's share of the data.
+
+    A test net is read whole by whoever tests.
+    """
+    alone = source.phase == "TEST"
+    return prototxt.Net(
+        source.source(),
+        source.phase,
+        stages=source.stages,
+        level=source.level,
+        seed=config.run.random_seed,
+        rank=0 if alone else role.rank,
+        world=1 if alone else role.world,
+    )
+
+
+@dataclass
+class Learner:
+    """The state of one worker's training.
+
+    iteration  the job's iteration that the state was restored at, 0 for a new training
+    last       outcome of the last forward pass
+    """
+
+    config: TrainConfig
+    net: prototxt.Net
+    role: Role
+    log: Log
+    iteration: int = 0
+    params: Params = field(init=False)
+    updater: Updater = field(init=False)
+    rates: RateState = field(init=False, default_factory=RateState)
+    last: Outcome | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.params = Params(self.net)
+        self.updater = Updater(self.config.rule, self.params)
+
+    @classmethod
+    def open(cls, config: TrainConfig, role: Role, log: Log) -> Learner:
+        """Build the training net and load what the configuration says to start from."""
+        log.info(f"Creating {config.train.label}")
+        learner = cls(config, open_net(config.train, config, role), role, log)
+        for path in config.start.weights:
+            log.info(f"Finetuning from {path}")
+            learner.net.copy_from(path)
+        path = config.start.snapshot
+        if config.start.resume:
+            path = snapshot.newest_whole(config.snapshots.prefix, log.warning)
+            if path is None:
+                log.info(f"No snapshot of {config.snapshots.prefix} to resume from: starting anew")
+        if path is not None:
+            log.info(f"Resuming from {path}")
+            learner.restore(path)
+        return learner
+
+    # One step --------------------------------------------------------------------------------------------
+
+    def compute(self) -> float:
+        """Gradients of one iteration, accumulated over iter_size batches; returns the mean loss."""
+        size = self.config.rule.iter_size
+        self.params.clear_gradient()
+        loss = 0.0
+        for _ in range(size):
+            self.last = outcome = self.net.run()
+            if outcome.loss.requires_grad:
+                torch.autograd.backward(outcome.loss)
+            loss += float(outcome.loss.detach())
+        return loss / size
+
+    def forward(self) -> float:
+        """The loss of one more batch, without a gradient."""
+        with torch.no_grad():
+            self.last = self.net.run()
+        return float(self.last.loss)
+
+    def batch_size(self) -> int:
+        """Items in one batch: the first axis of the first top of the first layer."""
+        for node in self.net.layers:
+            for top in node.tops:
+                shape = self.net.blobs[top].shape
+                return int(shape[0]) if len(shape) else 1
+        return 1
+
+    def rate(self, iteration: int) -> float:
+        """The learning rate of the job's ``iteration``, the rule for several workers included."""
+        before = self.rates.current_step
+        rate = learning_rate(self.config.rate, iteration, self.rates)
+        if self.config.rate.policy == "multistep" and self.rates.current_step != before:
+            self.log.info(f"MultiStep Status: Iteration {iteration}, step = {self.rates.current_step}")
+        factor = self.config.sharing.lr_rule.factor(self.role.world, iteration)
+        return rate if factor == 1.0 else rate * factor
+
+    def update(self, rate: float) -> None:
+        """Clip, normalise, regularise and apply the accumulated gradients."""
+        self.updater.clip(self.log)
+        self.updater.apply(rate)
+
+    # Snapshots -------------------------------------------------------------------------------------------
+
+    def save(self, iteration: int, weights: F32 | None = None) -> str:
+        """Write the job's snapshot at ``iteration``; the state file's name.
+
+        weights  (n,) the center; None for this worker's own weights
+        """
+        names = Names(self.config.snapshots.prefix, iteration)
+        self.log.info(f"Snapshotting to binary proto file {names.model}")
+        if weights is None:
+            self._save_model(names.model)
+        else:
+            with self.params.holding(weights):
+                self._save_model(names.model)
+        self.log.info(f"Snapshotting solver state to binary proto file {names.state}")
+        arrays = snapshot.history_arrays(self.params, self.updater.history)
+        state = State(iteration, self.rates.current_step, names.model, arrays)
+        if self.role.world > 1:
+            self.save_own(iteration)
+        snapshot.write_state(names.state, state)
+        return names.state
+
+    def _save_model(self, path: str) -> None:
+        snapshot.write_atomically(path, lambda to: self.net.save(to, self.config.snapshots.diff))
+
+    def save_own(self, iteration: int) -> None:
+        """Write this worker's own state beside the job's snapshot."""
+        path = Names(self.config.snapshots.prefix, iteration).worker(self.role.rank)
+        history = tuple(vector.numpy() for vector in self.updater.history)
+        snapshot.write_worker(path, self.params, WorkerState(self.updater.count, history))
+
+    def restore(self, path: str) -> None:
+        """Go on from a .solverstate: weights, iteration, current_step and this worker's history.
+
+        What a job of another size did not save for this worker starts at zero, and the log says so.
+        Raises SnapshotError; the net may then hold the snapshot's weights.
+        """
+        state = snapshot.read_state(path)
+        model = snapshot.find_model(state, path)
+        histories = len(self.updater.history)
+        flat: list[Tensor] = [torch.zeros_like(vector) for vector in self.updater.history]
+        snapshot.load_history(self.params, flat, state.history, path)
+        self.net.copy_from(model)
+        own = self._own_state(path, histories)
+        if own is not None:
+            flat = [torch.from_numpy(vector) for vector in own.history]
+        elif self.role.rank > 0:
+            self.log.info(f"No history of worker {self.role.rank} beside {path}: it starts at zero")
+            flat = [torch.zeros_like(vector) for vector in flat]
+        self.log.info(f"{self.config.rule.type}Solver: restoring history")
+        for mine, theirs in zip(self.updater.history, flat, strict=True):
+            mine.copy_(theirs)
+        self.iteration, self.rates.current_step = state.iteration, state.current_step
+        self.updater.count = self._count(state, own)
+
+    def _own_state(self, path: str, histories: int) -> WorkerState | None:
+        names = Names.of_state(path)
+        if self.role.world == 1 or names is None:
+            return None
+        own = snapshot.read_worker(names.worker(self.role.rank), self.params, histories)
+        if own is not None and any(vector.size != self.params.trained for vector in own.history):
+            raise SnapshotError(f"{names.worker(self.role.rank)}: history of another length")
+        return own
+
+    def _count(self, state: State, own: WorkerState | None) -> int:
+        """Adam's t: the worker's own steps; alone, the iterations of the job."""
+        if own is not None:
+            return own.count
+        return state.iteration if self.role.world == 1 else state.iteration // self.role.world
+
+    def close(self) -> None:
+        """End the net's readers; closing twice is fine."""
+        self.net.close()

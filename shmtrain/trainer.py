@@ -1,0 +1,384 @@
+"""The training loop: the original's, with the job's iterations counted by all workers together.
+
+One iteration is one worker's batch (iter_size of them). max_iter, the learning rate and the intervals count
+the job's iterations. An interval is due when the job's counter has passed a multiple; what is written is
+named after the multiple. With one worker and no box each count goes up by one: exactly the original's loop.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from shmtrain.counting import Counting
+from shmtrain.exchange.base import Exchange
+from shmtrain.learner import Learner
+from shmtrain.log import number
+from shmtrain.params import F32
+from shmtrain.progress import Look
+from shmtrain.reports import Reports
+from shmtrain.role import Role
+from shmtrain.signals import Signals
+from shmtrain.snapshot import SnapshotError
+from shmtrain.testing import Interrupted, Score, Tester, output_lines
+
+
+class Diverged(RuntimeError):
+    """The weights are no finite numbers any more; going on is pointless."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a training came to.
+
+    iterations  the job's, when it ended; steps this worker's own of this run
+    loss        the smoothed training loss at the end; scores of the last test, empty without one
+    snapshot    the last state file that this worker wrote
+    stopped     ended early on request
+    """
+
+    iterations: int
+    steps: int
+    seconds: float
+    loss: float
+    scores: tuple[Score, ...]
+    snapshot: str | None
+    stopped: bool
+
+
+class Interval:
+    """Tells when a counter passes a multiple of ``every``; 0 is never."""
+
+    def __init__(self, every: int, seen: int) -> None:
+        self._every, self._last = every, seen
+
+    def passed(self, count: int) -> int | None:
+        """The highest multiple in (count at the last call, ``count``]; None without one."""
+        last, self._last = self._last, max(count, self._last)
+        if not self._every or count // self._every <= last // self._every:
+            return None
+        return count // self._every * self._every
+
+
+class Smoothed:
+    """The loss averaged over the last ``width`` iterations, as the original shows it."""
+
+    def __init__(self, width: int) -> None:
+        self._losses: deque[float] = deque(maxlen=width)
+        self.value = 0.0
+
+    def add(self, loss: float) -> float:
+        """Take one more loss; the running mean with it. A loss that is not finite spoils only its window."""
+        full = len(self._losses) == self._losses.maxlen
+        oldest = self._losses[0] if full else 0.0
+        self._losses.append(loss)
+        size = len(self._losses)
+        self.value += (loss - oldest) / size if full else (loss - self.value) / size
+        if not math.isfinite(self.value):
+            self.value = math.fsum(self._losses) / size if all(map(math.isfinite, self._losses)) else loss
+        return self.value
+
+
+@dataclass
+class _Clock:
+    """Since when, and from which iteration, the speed that the log shows is counted."""
+
+    iteration: int = 0
+    since: float = field(default_factory=time.perf_counter)
+
+    def lap(self, iteration: int) -> tuple[float, float]:
+        """Iterations a second and seconds since the last lap."""
+        now = time.perf_counter()
+        lapse = now - self.since
+        speed = (iteration - self.iteration) / (lapse or 1.0)
+        self.iteration, self.since = iteration, now
+        return speed, lapse
+
+
+class Trainer:
+    """One worker's loop. ``run`` trains to the end of the job; ``step`` serves a script that drives it."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        exchange: Exchange,
+        counting: Counting,
+        role: Role,
+        reports: Reports,
+    ) -> None:
+        self.learner, self.config = learner, learner.config
+        self.exchange, self.counting, self.role = exchange, counting, role
+        self.reports, self.log = reports, reports.log
+        self.signals = Signals(self.config.run.sigint_effect, self.config.run.sighup_effect)
+        self.callbacks: list[tuple[Callback, Callback]] = []
+        self.steps = 0
+        self.scores: tuple[Score, ...] = ()
+        self._start = learner.iteration
+        self._tester: Tester | None = None
+        self._center: F32 | None = None
+        self._saved: tuple[int, str] | None = None
+        self._stopping = False
+        self._images = self._batch_images()
+        self._begin(learner.iteration)
+
+    def _begin(self, iteration: int) -> None:
+        """Set every interval to ``iteration``, from which the loop goes on."""
+        schedule = self.config.schedule
+        first = iteration - 1 if iteration or schedule.test_initialization else 0
+        self._tests = Interval(schedule.test_interval, first)
+        self._displays = Interval(schedule.display, iteration - 1)
+        self._snapshots = Interval(self.config.snapshots.interval, iteration)
+        self._loss = Smoothed(schedule.average_loss)
+        self._clock = _Clock(iteration if iteration else 0)
+
+    def run(self) -> Summary:
+        """Train until the job's iterations are done or a stop is requested.
+
+        Raises Diverged, SnapshotError (the final snapshot; an earlier one that fails is only logged), the
+        errors of the exchange and of the data.
+        """
+        began = time.perf_counter()
+        self._announce()
+        if self.role.leads:
+            self.tester()
+        with self.signals:
+            while not self._stopping and (iteration := self.counting.claim()) is not None:
+                self.iterate(iteration)
+            self.exchange.finish()
+            self._finish()
+        seconds = time.perf_counter() - began
+        saved = self._saved[1] if self._saved else None
+        summary = Summary(
+            self.counting.completed, self.steps, seconds, self._loss.value, self.scores, saved, self._stopping
+        )
+        self._report_end(summary)
+        return summary
+
+    def iterate(self, iteration: int) -> None:
+        """One iteration of the loop: ``iteration`` is the job's."""
+        self._test_when_due(iteration)
+        if self._stopping:
+            return
+        for on_start, _ in self.callbacks:
+            on_start()
+        self.exchange.before_forward(self.steps)
+        loss = self.learner.compute()
+        smoothed = self._loss.add(loss)
+        if not math.isfinite(loss):
+            self._check_weights(iteration, loss)
+        shown = self._displays.passed(iteration)
+        if shown is not None:
+            self._display(shown, smoothed)
+        for _, on_gradients_ready in self.callbacks:
+            on_gradients_ready()
+        self.exchange.gradients_ready(self.steps)
+        rate = self._update(iteration, shown)
+        self.exchange.after_update(self.steps)
+        self.steps += 1
+        done = self.counting.complete()
+        if self.reports.bar is not None:
+            self._move_bar(done, smoothed, rate)
+        self._after(done)
+
+    def _update(self, iteration: int, shown: int | None) -> float:
+        rate = self.learner.rate(iteration)
+        if shown is not None and self.role.leads:
+            self.log.info(f"Iteration {shown}, lr = {number(rate)}")
+            self._measure(shown, rate)
+        self.learner.update(rate)
+        return rate
+
+    # Tests -----------------------------------------------------------------------------------------------
+
+    def tester(self) -> Tester:
+        """The test nets, built when they are first needed."""
+        if self._tester is None:
+            self._tester = Tester(self.learner, self.log)
+        return self._tester
+
+    def _test_when_due(self, iteration: int) -> None:
+        due = self._tests.passed(iteration)
+        if due is not None and self.role.leads:
+            self.test_all(due)
+
+    def test_all(self, iteration: int) -> None:
+        """Test the center and report it under the name of ``iteration``."""
+        if not self.config.tests:
+            return
+        with self.role.leading():
+            try:
+                self.scores = tuple(self.tester().test_all(iteration, self._weights(), self._poll))
+            except Interrupted:
+                self.log.info("Test interrupted.")
+                return
+        for score in self.scores:
+            values = {k: v[0] if len(v) == 1 else v for k, v in score.values.items()}
+            loss = {} if score.loss is None else {"loss": score.loss}
+            self.reports.metrics.write("test", iteration, {"net": score.net, **loss, **values})
+
+    def _weights(self) -> F32 | None:
+        """A fresh copy of the center; None where this worker's weights are the center."""
+        if not self.config.sharing.shared:
+            return None
+        if self._center is None:
+            self._center = np.empty(self.learner.params.n, np.float32)
+        self.exchange.center(self._center)
+        return self._center
+
+    def _poll(self) -> None:
+        """Between two batches of a test: serve the signals; a stop ends the test."""
+        self._serve_signals(self.counting.completed)
+        if self._stopping:
+            raise Interrupted
+
+    # After an iteration ----------------------------------------------------------------------------------
+
+    def _after(self, done: int) -> None:
+        """Snapshot when due, and serve the signals, in the original's order."""
+        due = self._snapshots.passed(done)
+        if due is not None:
+            self._snapshot_or_log(due)
+        self._serve_signals(done)
+
+    def _serve_signals(self, done: int) -> None:
+        while (request := self.signals.next()) is not None:
+            if request == "stop":
+                self._stopping = True
+            elif self._saved is None or self._saved[0] != done:
+                self._snapshot_or_log(done)
+
+    def _snapshot_or_log(self, iteration: int) -> None:
+        """A snapshot on the way: one that fails is reported, and the training goes on."""
+        try:
+            if self.role.leads:
+                self.snapshot(iteration)
+            else:
+                self.learner.save_own(iteration)
+        except SnapshotError as e:
+            newest = f"; the newest whole one is {self._saved[1]}" if self._saved else ""
+            self.log.error(f"{e}{newest}")
+
+    def snapshot(self, iteration: int) -> str:
+        """Save the center under the name of ``iteration``; the state file's name."""
+        with self.role.leading():
+            path = self.learner.save(iteration, self._weights())
+        self._saved = (iteration, path)
+        self.reports.metrics.write("snapshot", iteration, {"state": path})
+        return path
+
+    def _finish(self) -> None:
+        """Final snapshot, then the last train loss and test that the original shows, where they are due."""
+        done, schedule = self.counting.completed, self.config.schedule
+        self._final_snapshot(done)
+        if self._stopping:
+            self.log.info("Optimization stopped early.")
+            return
+        if self.role.leads:
+            if schedule.display and done % schedule.display == 0:
+                self.log.info(f"Iteration {done}, loss = {number(self._loss.add(self.learner.forward()))}")
+            if schedule.test_interval and done % schedule.test_interval == 0:
+                self.test_all(done)
+        self.log.info("Optimization Done.")
+
+    def _final_snapshot(self, done: int) -> None:
+        if not self.config.snapshots.after_train or (self._saved and self._saved[0] == done):
+            return
+        if self.role.leads:
+            self.snapshot(done)
+        else:
+            self.learner.save_own(done)
+
+    # What is told ----------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        self.log.info(f"Solving {self.learner.net.name}")
+        self.log.info(f"Learning Rate Policy: {self.config.rate.policy}")
+        sharing, world = self.config.sharing, self.role.world
+        batch = self._images
+        if sharing.shared:
+            self.log.info(
+                f"{world} workers share {self.config.schedule.max_iter} iterations of {batch} images"
+                f" ({sharing.algorithm}, {sharing.exchange}, alpha {number(sharing.alpha)}, tau {sharing.tau},"
+                f" termination {sharing.termination}): effective batch {batch * world}"
+            )
+            self.log.info(f"Learning rate for {world} workers: {sharing.lr_rule.describe(world)}")
+        self.reports.metrics.write(
+            "start", self._start, {"workers": world, "batch": batch, "parameters": self.learner.params.n}
+        )
+
+    def _display(self, iteration: int, smoothed: float) -> None:
+        speed, lapse = self._clock.lap(iteration)
+        if not self.role.leads:
+            return
+        every = self.config.schedule.display
+        self.log.info(
+            f"Iteration {iteration} ({number(speed)} iter/s, {number(lapse)}s/{every} iters),"
+            f" loss = {number(smoothed)}"
+        )
+        outcome = self.learner.last
+        assert outcome is not None
+        values = {k: v.detach().reshape(-1).tolist() for k, v in outcome.outputs.items()}
+        for line in output_lines(self.learner.net, values):
+            self.log.info(f"    Train net output {line}")
+        self._speed = speed
+
+    _speed = 0.0
+
+    def _measure(self, iteration: int, rate: float) -> None:
+        stats = self.exchange.stats
+        meeting = {"exchange_seconds": stats.seconds, "exchanges": stats.count, "staleness": stats.staleness}
+        self.reports.metrics.write(
+            "train",
+            iteration,
+            {
+                "loss": self._loss.value,
+                "lr": rate,
+                "images_per_second": self._speed * self._images,
+                **(meeting if self.config.sharing.shared else {}),
+            },
+        )
+
+    def _move_bar(self, done: int, loss: float, rate: float) -> None:
+        stats = self.exchange.stats
+        shared = self.config.sharing.shared
+        look = Look(loss, rate, stats.mean_seconds if shared else None, stats.staleness if shared else None)
+        assert self.reports.bar is not None
+        self.reports.bar.update(done, look)
+
+    def _report_end(self, summary: Summary) -> None:
+        self.reports.metrics.write(
+            "end",
+            summary.iterations,
+            {
+                "loss": summary.loss,
+                "steps": summary.steps,
+                "seconds": summary.seconds,
+                "stopped": summary.stopped,
+            },
+        )
+
+    def _check_weights(self, iteration: int, loss: float) -> None:
+        who = f"worker {self.role.rank}: " if self.role.world > 1 else ""
+        self.log.warning(f"{who}Iteration {iteration}, loss = {number(loss)}")
+        params = self.learner.params
+        for slot in params.slots:
+            if not bool(torch.isfinite(params.vector[slot.slice]).all()):
+                raise Diverged(
+                    f"{who}the training has diverged: at iteration {iteration} the loss is {number(loss)} and"
+                    f" parameter {slot.index} of layer {slot.layer!r} is not finite (is base_lr"
+                    f" {number(self.config.rate.base)} too high?)"
+                )
+
+    def _batch_images(self) -> int:
+        return self.learner.batch_size() * self.config.rule.iter_size
+
+    def close(self) -> None:
+        """End the readers of all nets; closing twice is fine."""
+        if self._tester is not None:
+            self._tester.close()
+        self.learner.close()
