@@ -1,1 +1,19 @@
 """Trains Caffe prototxt models on several workers that share weights through a memory box."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from shmtrain.pycaffe.solver import Solver
+
+__all__ = ["Solver"]
+
+
+def __getattr__(name: str) -> Any:
+    """``shmtrain.Solver`` loads torch; ``import shmtrain`` alone does not."""
+    if name == "Solver":
+        from shmtrain.pycaffe.solver import Solver
+
+        return Solver
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

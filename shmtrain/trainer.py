@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -26,6 +27,9 @@ from shmtrain.role import Role
 from shmtrain.signals import Signals
 from shmtrain.snapshot import SnapshotError
 from shmtrain.testing import Interrupted, Score, Tester, output_lines
+
+
+Callback = Callable[[], None]
 
 
 class Diverged(RuntimeError):
@@ -116,6 +120,7 @@ class Trainer:
         self.reports, self.log = reports, reports.log
         self.signals = Signals(self.config.run.sigint_effect, self.config.run.sighup_effect)
         self.callbacks: list[tuple[Callback, Callback]] = []
+        self.strict = False
         self.steps = 0
         self.scores: tuple[Score, ...] = ()
         self._start = learner.iteration
@@ -150,7 +155,7 @@ class Trainer:
             while not self._stopping and (iteration := self.counting.claim()) is not None:
                 self.iterate(iteration)
             self.exchange.finish()
-            self._finish()
+            self.finish()
         seconds = time.perf_counter() - began
         saved = self._saved[1] if self._saved else None
         summary = Summary(
@@ -158,6 +163,21 @@ class Trainer:
         )
         self._report_end(summary)
         return summary
+
+    def step(self, count: int) -> None:
+        """Make ``count`` iterations, as the original's Step; for a script that drives the solver."""
+        self._loss = Smoothed(self.config.schedule.average_loss)
+        self._clock.since = time.perf_counter()
+        for _ in range(count):
+            if self._stopping or (iteration := self.counting.claim()) is None:
+                break
+            self.iterate(iteration)
+        self.learner.updater.publish_update()
+
+    def go_on_from(self, iteration: int) -> None:
+        """After a restore: every interval counts from ``iteration``."""
+        self._saved, self._stopping = None, False
+        self._begin(iteration)
 
     def iterate(self, iteration: int) -> None:
         """One iteration of the loop: ``iteration`` is the job's."""
@@ -184,6 +204,13 @@ class Trainer:
         if self.reports.bar is not None:
             self._move_bar(done, smoothed, rate)
         self._after(done)
+
+    def apply_update(self) -> None:
+        """Update from the gradients as they are, and count the iteration; for a script that made them."""
+        iteration = self.counting.completed
+        self._update(iteration, self._displays.passed(iteration))
+        self.learner.updater.publish_update()
+        self.counting.complete()
 
     def _update(self, iteration: int, shown: int | None) -> float:
         rate = self.learner.rate(iteration)
@@ -253,13 +280,15 @@ class Trainer:
                 self._snapshot_or_log(done)
 
     def _snapshot_or_log(self, iteration: int) -> None:
-        """A snapshot on the way: one that fails is reported, and the training goes on."""
+        """A snapshot on the way: one that fails is reported, and the training goes on (unless ``strict``)."""
         try:
             if self.role.leads:
                 self.snapshot(iteration)
             else:
                 self.learner.save_own(iteration)
         except SnapshotError as e:
+            if self.strict:
+                raise
             newest = f"; the newest whole one is {self._saved[1]}" if self._saved else ""
             self.log.error(f"{e}{newest}")
 
@@ -271,7 +300,7 @@ class Trainer:
         self.reports.metrics.write("snapshot", iteration, {"state": path})
         return path
 
-    def _finish(self) -> None:
+    def finish(self) -> None:
         """Final snapshot, then the last train loss and test that the original shows, where they are due."""
         done, schedule = self.counting.completed, self.config.schedule
         self._final_snapshot(done)
