@@ -50,10 +50,10 @@ class Transform:
     ) -> None: ...
     def records(
         self,
-        records: list[bytes | memoryview],
+        records: Sequence[bytes | memoryview],
         first: int,
-        out: memoryview,
-        labels: memoryview | None,
+        out: memoryview[float],
+        labels: memoryview[float] | None,
         shape: _Sides,
     ) -> int:
         """Write records[first:] as float32 images of ``shape`` to out[i], their labels to labels[i].
@@ -62,6 +62,6 @@ class Transform:
         ValueError(index, text) for a record that does not fit.
         """
     def image(
-        self, pixels: bytes | memoryview, image: _Sides, index: int, out: memoryview, shape: _Sides
+        self, pixels: bytes | memoryview, image: _Sides, index: int, out: memoryview[float], shape: _Sides
     ) -> None:
         """Write one planar uint8 image to out[index]. Raises ValueError(index, text)."""

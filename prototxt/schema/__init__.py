@@ -31,8 +31,12 @@ def _pool() -> Any:
 
 
 @cache
-def __getattr__(name: str) -> Any:
+def _named(name: str) -> Any:
     return message_class(_pool(), name)
+
+
+def __getattr__(name: str) -> Any:  # undecorated, or mypy does not take it for the module's
+    return _named(name)
 
 
 def message_class(pool: Any, name: str) -> Any:

@@ -1,0 +1,72 @@
+"""What the reader process is told: plain values that travel as JSON."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class TransformConfig:
+    """transform_param, checked. The mean image travels beside it, in a file descriptor.
+
+    mean_values  none, one, or one a channel
+    mean_shape   channels, height, width of the mean image; (0, 0, 0) without one
+    """
+
+    scale: float = 1.0
+    mirror: bool = False
+    crop: int = 0
+    mean_values: tuple[float, ...] = ()
+    mean_shape: tuple[int, int, int] = (0, 0, 0)
+    force_color: bool = False
+    force_gray: bool = False
+
+
+@dataclass(frozen=True)
+class ReaderConfig:
+    """One reader's task.
+
+    tops         how many and, for HDF5, which data sets
+    train        random crops and the share of ``rank``; a test net reads every record
+    rank, world  record i belongs to worker i mod world
+    start        batches to leave out at the beginning, of this worker's own
+    seed         of the random stream of crops and flips; shuffle_seed: equal on all workers
+    slots        batches in memory at once, the one in the net's hands included
+    """
+
+    kind: Literal["lmdb", "hdf5"]
+    source: str
+    batch_size: int
+    tops: tuple[str, ...]
+    train: bool
+    rank: int = 0
+    world: int = 1
+    start: int = 0
+    seed: int = 0
+    shuffle: bool = False
+    shuffle_seed: int = 0
+    slots: int = 5
+    transform: TransformConfig = field(default_factory=TransformConfig)
+
+    def to_json(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, text: bytes) -> ReaderConfig:
+        """The inverse of to_json; JSON's lists become tuples again."""
+        values = json.loads(text)
+        transform = values.pop("transform")
+        for name in ("mean_values", "mean_shape"):
+            transform[name] = tuple(transform[name])
+        values["tops"] = tuple(values["tops"])
+        return cls(**values, transform=TransformConfig(**transform))
+
+    @property
+    def share(self) -> tuple[int, int]:
+        """(first record, step) of this worker: (rank, world), or every record for a test net."""
+        rank, world = (self.rank, self.world) if self.train else (0, 1)
+        return rank + self.start * self.batch_size * world, world

@@ -1,0 +1,94 @@
+"""The slots batches are written to: one memfd that reader and net both map, so nothing is copied between.
+
+A slot holds one batch, each top at a multiple of 64 bytes. The reader tells the net of a full slot by a
+message that says where the tops lie and their shapes; the net answers with the slot's number when it is done.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from math import prod
+
+from prototxt.data.config import Shape
+
+ALIGN = 64
+MAX_SLOTS = 64
+_HEAD = struct.Struct("<cBB")  # kind, slot, number of tops
+_TOP = struct.Struct("<QB")  # offset in the memory, number of axes
+
+# The first byte of a message from the reader.
+HELLO, BATCH, FAILED = b"H", b"B", b"E"
+
+Place = tuple[int, Shape]  # where a top begins, in bytes; its shape
+
+
+def pack_batch(slot: int, places: list[Place]) -> bytes:
+    parts = [_HEAD.pack(BATCH, slot, len(places))]
+    for offset, shape in places:
+        parts.append(_TOP.pack(offset, len(shape)) + struct.pack(f"<{len(shape)}Q", *shape))
+    return b"".join(parts)
+
+
+def unpack_batch(message: bytes) -> tuple[int, list[Place]]:
+    """(slot, places); the inverse of pack_batch."""
+    _, slot, tops = _HEAD.unpack_from(message)
+    at, places = _HEAD.size, []
+    for _ in range(tops):
+        offset, axes = _TOP.unpack_from(message, at)
+        at += _TOP.size
+        places.append((offset, struct.unpack_from(f"<{axes}Q", message, at)))
+        at += 8 * axes
+    return slot, places
+
+
+def _aligned(size: int, to: int) -> int:
+    return -(-size // to) * to
+
+
+def batch_bytes(shapes: list[Shape]) -> int:
+    """What a batch of float32 tops takes in a slot."""
+    return sum(_aligned(4 * prod(shape), ALIGN) for shape in shapes)
+
+
+class Ring:
+    """The writing side: finds room for a batch in a slot. Memory grows to what the largest batch needs."""
+
+    def __init__(self, fd: int, slots: int) -> None:
+        self._fd = fd
+        self._end = 0
+        self._places = [(0, 0)] * slots  # (offset, capacity) of each slot
+        self._known: dict[tuple[int, tuple[Shape, ...]], tuple[bytes, list[memoryview[float]]]] = {}
+
+    def slot(self, slot: int, shapes: list[Shape]) -> tuple[bytes, list[memoryview[float]]]:
+        """The message that announces this batch, and a float view of each of its tops to fill.
+
+        Raises OSError when there is no memory for it.
+        """
+        key = (slot, tuple(shapes))
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._lay_out(slot, shapes)
+        return found
+
+    def _lay_out(self, slot: int, shapes: list[Shape]) -> tuple[bytes, list[memoryview[float]]]:
+        if len(self._known) >= 4 * MAX_SLOTS:  # shapes that never come back must not pile up
+            self._known.clear()
+        need = batch_bytes(shapes)
+        if self._places[slot][1] < need:
+            self._enlarge(slot, need)
+        at, places = self._places[slot][0], []
+        for shape in shapes:
+            places.append((at, shape))
+            at += _aligned(4 * prod(shape), ALIGN)
+        memory = memoryview(mmap.mmap(self._fd, self._end))
+        views = [memory[offset : offset + 4 * prod(shape)].cast("f") for offset, shape in places]
+        return pack_batch(slot, places), views
+
+    def _enlarge(self, slot: int, need: int) -> None:
+        """New room at the end: the net may still read the old. Doubling bounds the waste."""
+        capacity = _aligned(max(need, 2 * self._places[slot][1]), mmap.PAGESIZE)
+        os.posix_fallocate(self._fd, self._end, capacity)  # an error here, not a SIGBUS at the first write
+        self._places[slot] = (self._end, capacity)
+        self._end += capacity
