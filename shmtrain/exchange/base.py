@@ -6,14 +6,17 @@ in its paper.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+if TYPE_CHECKING:
+    from smb import Segment
 
 F32 = npt.NDArray[np.float32]
 
@@ -88,3 +91,27 @@ class Exchange(Protocol):
         When it returns, every update of this worker is in the center, and in the worker that leads (tests and
         saves) those of all others too.
         """
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What an algorithm is opened with: this worker's place and what it shares with the others.
+
+    center     the job's center, attached
+    local      (n,) float32, this worker's flat weight vector; the exchange changes it in place
+    alpha      moving rate, 0 < alpha < 1
+    tau        update interval: exchange every tau of the worker's own steps
+    way        how the exchange is done: ``fused`` or ``paper``
+    threads    threads of one native call
+    open_pair  opens another connection, for another thread: (segment of this worker alone, the center)
+    joined     waits for the end of the others; called last in ``finish``
+    """
+
+    center: Segment
+    local: F32
+    alpha: float
+    tau: int
+    way: str
+    threads: int
+    open_pair: Callable[[], tuple[Segment, Segment]]
+    joined: Callable[[], None]

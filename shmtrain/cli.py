@@ -1,0 +1,170 @@
+"""The command line of ``shmtrain``. Loads no torch before a training or timing begins.
+
+Exit codes: 0 done or stopped early on request, 1 a failed run, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from shmtrain.exchange import ALGORITHMS, WAYS
+
+if TYPE_CHECKING:
+    from shmtrain.config import Options
+
+TERMINATIONS = ("counter", "master", "fastest", "mean")
+EFFECTS = ("stop", "snapshot", "none")
+OK, FAILED, USAGE = 0, 1, 2
+
+EPILOG = """\
+other commands:
+  shmtrain time net.prototxt    forward and backward milliseconds of each layer
+  shmtrain data ...             make LMDBs from well-known data sets
+
+examples:
+  shmtrain solver.prototxt                              one worker: the original's loop
+  shmtrain solver.prototxt --workers 4                  four workers that share weights through a memory box
+  shmtrain solver.prototxt --workers 4 --smb unix:PATH  the same through a box that `smb serve` holds
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = COMMANDS.get(arguments[0]) if arguments else None
+    try:
+        return command(arguments[1:]) if command else _train(arguments)
+    except BrokenPipeError:
+        return FAILED
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of a training."""
+    p = argparse.ArgumentParser(
+        prog="shmtrain",
+        usage="shmtrain SOLVER.prototxt [options] | shmtrain {time,data} ...",
+        description="Train a Caffe solver on torch; workers share weights through a memory box.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    p.add_argument(
+        "solver", metavar="SOLVER.prototxt", help="the solver file; its paths are relative to here"
+    )
+    _add_sharing(p)
+    _add_start(p)
+    _add_run(p)
+    return p
+
+
+def _add_sharing(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("workers and how they share")
+    g.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes on this host (1)")
+    g.add_argument("--smb", metavar="ADDR", help="memory box: unix:PATH or HOST:PORT (one in the launcher)")
+    g.add_argument("--job", metavar="NAME", help="the job's name, prefix of its keys in the box (made up)")
+    g.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="seasgd", help="how they meet (seasgd)")
+    g.add_argument("--exchange", choices=WAYS, default="fused", help="in one pass, or as the paper (fused)")
+    g.add_argument("--alpha", "--moving-rate", type=float, metavar="A", help="moving rate (0.9/N)")
+    g.add_argument("--tau", "--update-interval", type=int, metavar="T", help="steps between exchanges (1)")
+    g.add_argument(
+        "--termination", choices=TERMINATIONS, default="counter",
+        help="max_iter shared by a counter, or one of the paper's rules (counter)",
+    )  # fmt: skip
+    g.add_argument("--lr-rule", metavar="RULE", help="for N workers: none, linear, power:P (power:0.75)")
+    g.add_argument("--warmup", type=int, default=50, metavar="STEPS", help="until that rate is reached (50)")
+    g.add_argument("--threads", type=int, metavar="T", help="torch threads of each worker (cores/N)")
+    g.add_argument("--stuck", type=float, default=60.0, metavar="S", help="name a worker idle for S s (60)")
+
+
+def _add_start(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("what to start from")
+    one = g.add_mutually_exclusive_group()
+    one.add_argument("--snapshot", metavar="F", help="go on from this .solverstate")
+    one.add_argument("--weights", metavar="F[,F]", help="start from these .caffemodel files")
+    one.add_argument("--resume", action="store_true", help="go on from the newest whole snapshot, if any")
+    g.add_argument("--max-iter", type=int, metavar="N", help="instead of the solver's max_iter")
+    g.add_argument("--seed", type=int, metavar="N", help="instead of the solver's random_seed")
+    g.add_argument("--level", type=int, default=0, help="of the training net's state")
+    g.add_argument("--stage", default="", metavar="S[,S]", help="added to the training net's state")
+
+
+def _add_run(p: argparse.ArgumentParser) -> None:
+    g = p.add_argument_group("the run")
+    g.add_argument("--log-dir", metavar="DIR", help="log, metrics and each worker's log go there")
+    g.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard events there")
+    g.add_argument("--no-progress", action="store_true", help="no progress bar on a terminal")
+    g.add_argument("--sigint-effect", choices=EFFECTS, default="stop", help="of Ctrl-C (stop)")
+    g.add_argument("--sighup-effect", choices=EFFECTS, default="snapshot", help="of SIGHUP (snapshot)")
+
+
+def _train(argv: Sequence[str]) -> int:
+    p = parser()
+    args = p.parse_args(argv)
+    from prototxt.errors import PrototxtError
+    from shmtrain import launch
+    from shmtrain.config import ConfigError, TrainConfig
+    from shmtrain.handover import Console
+
+    if args.stuck <= 0:
+        p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
+    try:
+        config = TrainConfig.load(args.solver, _options(args))
+        return launch.run(config, Console(progress=not args.no_progress, stuck=args.stuck))
+    except ConfigError as error:
+        p.error(str(error))
+    except (PrototxtError, OSError) as error:
+        print(f"shmtrain: {error}", file=sys.stderr)
+        return FAILED
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """The part of the command line that the configuration is made of."""
+    from shmtrain.config import Options
+
+    return Options(
+        workers=args.workers,
+        algorithm=args.algorithm,
+        exchange=args.exchange,
+        alpha=args.alpha,
+        tau=args.tau,
+        termination=args.termination,
+        lr_rule=args.lr_rule,
+        warmup=args.warmup,
+        smb=args.smb,
+        job=args.job,
+        weights=(args.weights,) if args.weights else (),
+        snapshot=args.snapshot,
+        resume=args.resume,
+        level=args.level,
+        stages=tuple(s for s in args.stage.split(",") if s),
+        sigint_effect=args.sigint_effect,
+        sighup_effect=args.sighup_effect,
+        threads=args.threads,
+        seed=args.seed,
+        max_iter=args.max_iter,
+        log_dir=args.log_dir,
+        tensorboard=args.tensorboard,
+    )
+
+
+def _time(argv: Sequence[str]) -> int:
+    from shmtrain import timing
+
+    return timing.main(argv)
+
+
+def _data(argv: Sequence[str]) -> int:
+    from shmtrain import data_cli
+
+    p = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
+    data_cli.add_arguments(p)
+    return data_cli.main(p.parse_args(argv))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"time": _time, "data": _data}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""When N workers that share max_iter end: a global counter with quotas, or the paper's three rules.
+
+counter  workers claim the job's iterations from one counter in the box, a few at a time: each is done once
+master   the paper's (1): all end when the leading worker has done its share, max_iter/N
+fastest  the paper's (2): all end when the first of them has done its share
+mean     the paper's (3): all end when their mean has reached the share
+
+Source: Ahn et al., ShmCaffe, ICDCS 2018 (termination alignment); the counter is Korean patent 10-2190511's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from shmtrain.group import Column, Progress, Rows, State
+
+if TYPE_CHECKING:
+    from smb import Counter
+
+MAX_QUOTA = 16
+SHARES = 50  # quotas a worker takes at least, so that all end within 1/50 of their share
+
+
+def quota(iterations: int, workers: int) -> int:
+    """Iterations claimed at once: few enough that the workers end together, enough to ask the box seldom."""
+    return max(1, min(MAX_QUOTA, iterations // (workers * SHARES)))
+
+
+class Ended(Protocol):
+    """Whether the job ends, from the table and a worker's share of the iterations."""
+
+    def __call__(self, rows: Rows, share: int) -> bool: ...
+
+
+def _master(rows: Rows, share: int) -> bool:
+    return rows.done(rows.leader) >= share
+
+
+def _fastest(rows: Rows, share: int) -> bool:
+    return int(rows.table[:, Column.DONE].max()) >= share
+
+
+def _mean(rows: Rows, share: int) -> bool:
+    return int(rows.table[:, Column.DONE].sum()) >= share * len(rows.table)
+
+
+RULES: dict[str, Ended] = {"master": _master, "fastest": _fastest, "mean": _mean}
+
+
+@dataclass(frozen=True)
+class Place:
+    """A worker's place: the rows of ``progress`` share the iterations start .. max_iter-1."""
+
+    progress: Progress
+    rank: int
+    start: int
+    max_iter: int
+
+
+class _Rank:
+    """What both ways of counting write into this worker's row."""
+
+    def __init__(self, place: Place) -> None:
+        self._progress, self._rank = place.progress, place.rank
+        self._start, self._max_iter = place.start, place.max_iter
+        self._workers = len(self._progress.rows().table)
+        self._claimed = self._done = 0
+        self._training = False
+
+    def _claim(self, count: int) -> None:
+        self._claimed += count
+        self._progress.put(self._rank, Column.CLAIMED, self._claimed)
+
+    def _train(self) -> None:
+        """The worker's row says that it makes steps, from the first claim on."""
+        if not self._training:
+            self._training = True
+            self._progress.put(self._rank, Column.STATE, State.TRAINING)
+
+    def complete(self) -> int:
+        """Count this worker's iteration; return how many the job has now."""
+        self._done += 1
+        self._progress.put(self._rank, Column.DONE, self._done)
+        return self.completed
+
+    @property
+    def completed(self) -> int:
+        """The job's iterations that are done, or died with their worker."""
+        return self._start + self._progress.rows().total
+
+
+class SharedCounting(_Rank):
+    """Iterations start .. max_iter-1, each given to one worker once.
+
+    What a worker had claimed when it died is lost with it (less than a quota) and counts as done.
+    """
+
+    def __init__(self, place: Place, tickets: Counter) -> None:
+        """``tickets`` is the job's counter in the box: iterations claimed by all, 0 at the start."""
+        super().__init__(place)
+        self._tickets = tickets
+        self._quota = quota(place.max_iter - place.start, self._workers)
+        self._next = self._end = 0
+
+    def claim(self) -> int | None:
+        self._train()
+        if self._next == self._end and not self._take():
+            return None
+        self._next += 1
+        return self._next - 1
+
+    def _take(self) -> bool:
+        first = self._start + self._tickets.add(self._quota)
+        end = min(first + self._quota, self._max_iter)
+        if first >= end:
+            return False
+        self._next, self._end = first, end
+        self._claim(end - first)
+        return True
+
+
+class RuleCounting(_Rank):
+    """The paper's rules: each worker counts for itself and looks at the others before each iteration.
+
+    The job's iteration that a claim gives (for the learning rate) is the number done by all, below max_iter.
+    """
+
+    def __init__(self, place: Place, ended: Ended) -> None:
+        super().__init__(place)
+        self._ended = ended
+        self._share = -(-(place.max_iter - place.start) // self._workers)
+
+    def claim(self) -> int | None:
+        self._train()
+        rows = self._progress.rows()
+        if self._ended(rows, self._share):
+            return None
+        self._claim(1)
+        return min(self._start + rows.total, self._max_iter - 1)
+
+
+def open_counting(rule: str, place: Place, tickets: Callable[[], Counter]) -> SharedCounting | RuleCounting:
+    """``rule``: counter, master, fastest or mean; ``tickets`` opens the job's counter where it is needed."""
+    return SharedCounting(place, tickets()) if rule == "counter" else RuleCounting(place, RULES[rule])

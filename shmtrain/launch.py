@@ -1,0 +1,222 @@
+"""The launcher: holds the box, starts the workers and outlives any of them. Loads no torch.
+
+It is the one process that the user's terminal talks to. Workers are in sessions of their own, so that Ctrl-C
+reaches them once, through the launcher. They come from a fork server that has torch loaded already.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import secrets
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
+from pathlib import Path
+
+import smb
+from shmtrain.config import TrainConfig
+from shmtrain.group import Progress, State
+from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, worker_threads
+from shmtrain.lifeline import HandedDown
+from shmtrain.log import Log
+from shmtrain.reports import begin_files
+from shmtrain.watch import Signals, Watched, ignored
+
+TICK = 0.25
+LAST_ONES = 15.0  # seconds that the others may take to end once one worker has ended well
+PRELOAD = "shmtrain.preload"
+OK, FAILED = 0, 1
+
+
+def run(config: TrainConfig, console: Console) -> int:
+    """Train as the configuration says; return the exit code."""
+    begin_files(config)
+    if not config.sharing.shared:
+        from shmtrain.worker import run_alone
+
+        return run_alone(config, console)
+    with ExitStack() as stack:
+        log = stack.enter_context(Log([sys.stderr], config.run.log))
+        folder = stack.enter_context(_private_folder())
+        try:
+            address = config.sharing.smb or stack.enter_context(_embedded(folder))
+            box = stack.enter_context(smb.connect(address))
+            job = config.sharing.job or _job_name(config)
+            progress = _open_job(box, job, config.sharing.workers)
+            own = os.pidfd_open(os.getpid())
+            stack.callback(os.close, own)
+            first = Handover(
+                config=config,
+                console=console,
+                rank=0,
+                job=job,
+                box=BoxPlace(address, config.sharing.smb is None, folder),
+                tickets=box.counter(counter_key(job)).value,
+                launcher=HandedDown(own),
+                pid=os.getpid(),
+            )
+            return _Launch(first, progress, log).run()
+        except smb.SmbError as error:
+            log.error(f"The memory box: {error}")
+            return FAILED
+
+
+@contextmanager
+def _private_folder() -> Iterator[str]:
+    """A folder of this user alone, for sockets; gone at the end."""
+    folder = tempfile.mkdtemp(prefix="shmtrain-")
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _embedded(folder: str) -> Iterator[str]:
+    """A box in this process; its address."""
+    with smb.serve(unix=os.path.join(folder, "box.sock")) as daemon:
+        yield daemon.addresses[0]
+
+
+def _job_name(config: TrainConfig) -> str:
+    """Unlike any other job's: the solver's name, the time, and chance."""
+    return f"{Path(config.path).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _open_job(box: smb.Box, job: str, workers: int) -> Progress:
+    """The job's table; its name is taken in this box while this process lives."""
+    try:
+        return Progress.create(box, job, workers)
+    except smb.KeyExists as error:
+        raise smb.KeyExists(f"job {job!r} runs in this box already; choose another --job") from error
+
+
+class _Launch:
+    """One job: its workers from their start to the exit code."""
+
+    def __init__(self, first: Handover, progress: Progress, log: Log) -> None:
+        self._first, self._progress, self._log = first, progress, log
+        self._signals = Signals()
+        self._workers: list[Watched] = []
+        self._snapshots = 0  # requests passed on
+        self._done_at: float | None = None  # when the first worker ended well
+        self._forced = False
+
+    def run(self) -> int:
+        self._announce()
+        self._start()
+        with self._signals:
+            while living := [w for w in self._workers if not w.ended]:
+                connection.wait([*(w.process.sentinel for w in living), self._signals.fd], TICK)
+                self._signals.drain()
+                for worker in living:
+                    self._bury(worker)
+                self._obey()
+                self._look()
+        return self._verdict()
+
+    # The start -------------------------------------------------------------------------------------------
+
+    def _announce(self) -> None:
+        first, sharing = self._first, self._first.config.sharing
+        where = "in the launcher" if first.box.embedded else "outside"
+        self._log.info(
+            f"Job {first.job}: {sharing.workers} workers, launcher pid {first.pid}, memory box {where} at"
+            f" {first.box.address}"
+        )
+        self._log.info(
+            f"Exchange: {sharing.algorithm}, {sharing.exchange}, alpha = {sharing.alpha:.6g},"
+            f" tau = {sharing.tau}"
+        )
+        self._log.info(
+            f"Iterations count the batches of all workers, which share max_iter ="
+            f" {first.config.schedule.max_iter} between them (termination: {sharing.termination})"
+        )
+        self._log.info(f"Learning rate: {sharing.lr_rule.describe(sharing.workers)}")
+
+    def _start(self) -> None:
+        """Start all workers; the fork server ignores the terminal and keeps its socket in our folder."""
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload([PRELOAD])
+        threads = str(worker_threads(self._first.config))
+        os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)  # read when torch is loaded
+        with ignored(), _temporary_files_in(self._first.box.folder):
+            self._workers = [self._start_one(context, rank) for rank in range(self._first.world)]
+
+    def _start_one(self, context: ForkServerContext, rank: int) -> Watched:
+        process = context.Process(target=work, args=(replace(self._first, rank=rank),), name=f"worker-{rank}")
+        process.start()
+        return Watched(rank, process)
+
+    # The watch -------------------------------------------------------------------------------------------
+
+    def _bury(self, worker: Watched) -> None:
+        """Name a worker that has died, and free the others of it."""
+        if worker.process.is_alive():
+            return
+        worker.ended = True
+        if worker.process.exitcode == OK:
+            self._done_at = self._done_at or time.monotonic()
+            return
+        done = self._progress.rows().done(worker.rank)
+        self._progress.bury(worker.rank)
+        self._log.error(f"{worker.name} {worker.end()} after {done} iterations of its own")
+
+    def _obey(self) -> None:
+        """Pass on what was asked for: a stop to each worker once it trains, a snapshot to the leader."""
+        if self._signals.stops > 1 and not self._forced:
+            self._forced = True
+            self._log.error("Asked twice to stop: ending all workers now, nothing more is saved")
+            self._kill()
+        if not self._signals.stops and self._snapshots == self._signals.snapshots:
+            return
+        rows = self._progress.rows()
+        if self._snapshots < self._signals.snapshots:
+            self._snapshots = self._signals.snapshots
+            self._workers[rows.leader].send(signal.SIGHUP)
+        for worker in self._workers if self._signals.stops else ():
+            if not worker.told and rows.state(worker.rank) >= State.TRAINING:
+                worker.told = True
+                worker.send(signal.SIGINT)
+
+    def _look(self) -> None:
+        """Name the workers that are stuck; end those that are when the job is over."""
+        rows = self._progress.rows()
+        for worker in self._workers:
+            if not worker.ended and (line := worker.stuck(rows, self._first.console.stuck)):
+                self._log.warning(line)
+        if self._done_at is not None and time.monotonic() - self._done_at > LAST_ONES:
+            for worker in self._workers:
+                if not worker.ended:
+                    self._log.error(f"{worker.name} did not end with the others: killing it")
+            self._kill()
+
+    def _kill(self) -> None:
+        for worker in self._workers:
+            worker.send(signal.SIGKILL)
+
+    def _verdict(self) -> int:
+        ended_well = [w for w in self._workers if w.process.exitcode == OK]
+        if ended_well and not self._forced:
+            return OK
+        if not self._forced:
+            self._log.error("All workers have died; the last snapshot, if any, is what is left")
+        return FAILED
+
+
+@contextmanager
+def _temporary_files_in(folder: str) -> Iterator[None]:
+    """What multiprocessing makes meanwhile lies in ``folder``, and so goes with it."""
+    before, tempfile.tempdir = tempfile.tempdir, folder
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before

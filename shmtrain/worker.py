@@ -1,0 +1,154 @@
+"""One worker: joins its job through the box and trains; or trains alone, as the original does."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from contextlib import ExitStack
+from typing import NoReturn
+
+import torch
+
+import smb
+from prototxt.errors import PrototxtError
+from shmtrain.config import ConfigError, TrainConfig
+from shmtrain.counting import LocalCounting
+from shmtrain.exchange import open_exchange
+from shmtrain.exchange.base import Meeting
+from shmtrain.exchange.none import NoExchange
+from shmtrain.exchange.termination import Place, open_counting
+from shmtrain.group import Column, Member, Progress, State
+from shmtrain.handover import Console, Handover, counter_key, worker_threads
+from shmtrain.learner import Learner
+from shmtrain.lifeline import Lifeline
+from shmtrain.log import Log
+from shmtrain.reports import Reports
+from shmtrain.rescue import Rescue
+from shmtrain.role import Alone
+from shmtrain.snapshot import SnapshotError
+from shmtrain.trainer import Diverged, Trainer
+
+FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, OSError)
+
+
+def run_alone(config: TrainConfig, console: Console) -> int:
+    """Train in this process, without a box; the exit code."""
+    if config.run.threads:
+        torch.set_num_threads(config.run.threads)
+    with Reports.open(config, 0, console.progress) as reports:
+        try:
+            learner = Learner.open(config, Alone(), reports.log)
+            counting = LocalCounting(learner.iteration, config.schedule.max_iter)
+            _loop(Trainer(learner, NoExchange(learner.params.array), counting, Alone(), reports), console)
+        except FAILURES as error:
+            reports.log.error(str(error))
+            return 1
+    return 0
+
+
+def _loop(trainer: Trainer, console: Console) -> None:
+    """Train; the first worker shows the bar."""
+    config, learner = trainer.config, trainer.learner
+    if console.progress and trainer.role.rank == 0:
+        images = learner.batch_size() * config.rule.iter_size
+        trainer.reports.show_bar(config.schedule.max_iter, learner.iteration, images)
+    try:
+        trainer.run()
+    finally:
+        trainer.close()
+
+
+def main(handover: Handover) -> NoReturn:
+    """The life of a worker process."""
+    os.setsid()  # the terminal's signals come through the launcher, once
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(worker_threads(handover.config))
+    config, bar = handover.config, handover.console.progress
+    # told: where each worker says what concerns the whole job
+    with Reports.open(config, handover.rank, bar) as reports, Log([sys.stderr], config.run.log) as told:
+        sys.exit(_Worker(handover, reports, told).run())
+
+
+class _Worker:
+    """One worker's part of the job."""
+
+    def __init__(self, handover: Handover, reports: Reports, told: Log) -> None:
+        self._handover, self._config = handover, handover.config
+        self._reports, self._told = reports, told
+        self._name = f"Worker {handover.rank} (pid {os.getpid()})"
+        self._rescue = Rescue(handover, self._name, told)
+
+    def run(self) -> int:
+        """Train to the end of the job; the exit code. Does not return when the box or the launcher dies."""
+        launcher = f"the launcher (pid {self._handover.pid})"
+        with Lifeline(self._handover.launcher.fd, launcher, self._rescue.end) as lifeline:
+            try:
+                with ExitStack() as stack:
+                    self._train(stack.enter_context(smb.connect(self._handover.box.address)), stack)
+            except smb.TransportError as error:
+                lifeline.cut(f"the memory box is gone ({error})")
+            except FAILURES as error:
+                self._told.error(f"{self._name}: {error}")
+                return 1
+        return 0
+
+    def _train(self, box: smb.Box, stack: ExitStack) -> None:
+        handover = self._handover
+        progress = Progress.attach(box, handover.job, handover.world)
+        member = Member(progress, handover.rank, handover.world, handover.job, self._told.warning)
+        progress.put(handover.rank, Column.PID, os.getpid())
+        member.enter(State.STARTING)
+        learner = Learner.open(self._config, member, self._reports.log)
+        stack.callback(learner.close)
+        center = self._meet(box, learner)
+        self._rescue.hold(learner, center, progress)
+        member.wait_for_all(handover.console.stuck)
+        place = Place(progress, handover.rank, learner.iteration, self._config.schedule.max_iter)
+        sharing = self._config.sharing
+        counting = open_counting(sharing.termination, place, lambda: self._tickets(box))
+        exchange = open_exchange(sharing.algorithm, self._meeting(member, center, learner))
+        _loop(Trainer(learner, exchange, counting, member, self._reports), handover.console)
+        member.enter(State.CLOSED)
+
+    def _meet(self, box: smb.Box, learner: Learner) -> smb.Segment:
+        """The job's center: whoever is first gives its weights, all others take them."""
+        params, key = learner.params, self._handover.center_key
+        try:
+            center = box.create(
+                key, count=params.n, dtype="float32", lifetime="attached", initial=params.array,
+                or_attach=True, meta=params.fingerprint(),
+            )  # fmt: skip
+        except smb.KeyExists as error:
+            raise smb.KeyExists(f"center {key!r} in the box is another net's: {error}") from error
+        if not center.created:
+            center.read(params.array)
+        threads = torch.get_num_threads()
+        self._told.info(
+            f"{self._name} of {self._handover.world}: center {'created' if center.created else 'attached'}"
+            f" ({params.n} floats) by transport {center.transport}, {threads} torch threads"
+        )
+        return center
+
+    def _tickets(self, box: smb.Box) -> smb.Counter:
+        return box.counter(counter_key(self._handover.job))
+
+    def _meeting(self, member: Member, center: smb.Segment, learner: Learner) -> Meeting:
+        sharing = self._config.sharing
+        return Meeting(
+            center=center,
+            local=learner.params.array,
+            alpha=sharing.alpha,
+            tau=sharing.tau,
+            way=sharing.exchange,
+            threads=torch.get_num_threads(),
+            open_pair=self._open_pair,
+            joined=lambda: member.join(self._handover.console.stuck),
+        )
+
+    def _open_pair(self) -> tuple[smb.Segment, smb.Segment]:
+        """Another connection, for another thread: this worker's own segment and the center."""
+        box = smb.connect(self._handover.box.address)
+        center = box.attach(self._handover.center_key)
+        own = box.create(self._handover.delta_key, count=center.count, dtype="float32", lifetime="owner")
+        return own, center
