@@ -15,7 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-import prototxt
+from prototxt import schema
+from prototxt.text import parse_net, parse_solver
 from shmtrain.lr_rule import DEFAULT_WARMUP, LrRule, parse_lr_rule
 
 SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
@@ -112,7 +113,7 @@ class NetSource:
         """What prototxt.Net takes: the path, or the inline message."""
         if self.path is not None:
             return self.path
-        net = prototxt.schema.NetParameter()
+        net = schema.NetParameter()
         net.ParseFromString(self.inline or b"")
         return net
 
@@ -145,7 +146,6 @@ class Snapshots:
 
     interval: int
     prefix: str
-    format: str
     diff: bool
     after_train: bool
 
@@ -224,7 +224,7 @@ class TrainConfig:
         name = os.fspath(path)
         if not os.path.exists(name):
             raise ConfigError(f"solver file {os.path.abspath(name)} does not exist")
-        return cls.from_message(prototxt.parse_solver(name), name, options)
+        return cls.from_message(parse_solver(name), name, options)
 
     @classmethod
     def from_message(cls, message: Any, path: str, options: Options | None = None) -> TrainConfig:
@@ -251,7 +251,7 @@ class TrainConfig:
 
     def message(self) -> Any:
         """The SolverParameter that this was made from; a fresh copy."""
-        message = prototxt.schema.SolverParameter()
+        message = schema.SolverParameter()
         message.ParseFromString(self.message_bytes)
         return message
 
@@ -437,7 +437,7 @@ class _Solver:
             beside = Path(self.path).resolve().parent / os.path.basename(name)
             hint = f"; {beside} exists: run from its folder or write the path so" if beside.is_file() else ""
             raise self.error(f"{label} {name!r} not found: {tried} (relative to the working directory){hint}")
-        phase, level, stages = state.over(prototxt.parse_net(name))
+        phase, level, stages = state.over(parse_net(name))
         return NetSource(f"{label}: {name}", name, None, phase, level, stages)
 
     # Snapshots, start, sharing ---------------------------------------------------------------------------
@@ -449,16 +449,17 @@ class _Solver:
         if os.path.isdir(prefix):
             prefix = os.path.join(prefix, stem)
         wanted = m.snapshot or m.snapshot_after_train
+        self.need(
+            not wanted or m.snapshot_format == 1,
+            "snapshot_format HDF5 cannot be written; use BINARYPROTO (the default)",
+        )
         folder = os.path.dirname(prefix) or "."
         self.need(
             not wanted or (os.path.isdir(folder) and os.access(folder, os.W_OK)),
             f"cannot write to snapshot prefix {prefix!r}: make sure that the folder {os.path.abspath(folder)}"
             " exists and is writable",
         )
-        kinds = {0: "HDF5", 1: "BINARYPROTO"}
-        return Snapshots(
-            m.snapshot, prefix, kinds[m.snapshot_format], m.snapshot_diff, m.snapshot_after_train
-        )
+        return Snapshots(m.snapshot, prefix, m.snapshot_diff, m.snapshot_after_train)
 
     def start(self) -> Start:
         """The weights: the command line's, else the solver file's; none when a snapshot is resumed."""

@@ -95,10 +95,6 @@ class Solver:
         """Call ``on_start`` before each forward pass and the other before each update."""
         self._trainer.callbacks.append((on_start, on_gradients_ready))
 
-    def share_weights(self, other: Solver) -> None:
-        """Train on the weights of ``other``'s net."""
-        self.net.share_with(other.net)
-
     def close(self) -> None:
         """End the readers of the nets; closing twice is fine."""
         self._trainer.close()
