@@ -1,4 +1,8 @@
-// The Python face of this folder's kernels: pointers and counts, nothing else.
-#include <pybind11/pybind11.h>
+// The Python face of this folder: vector kernels, and segments mapped into this process.
+#include "bind.hpp"
 
-PYBIND11_MODULE(_native, m) { m.doc() = "native kernels"; }
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "Vector kernels, and segments as mapped into this process (see smb/segment.py).";
+  smb::bind_kernels(m);
+  smb::bind_mapping(m);
+}

@@ -1,0 +1,98 @@
+// Copies: through the caches, and past them.
+#include <cstring>
+
+#include "common/racy.hpp"
+#include "kernels.hpp"
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace smb {
+namespace {
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+
+constexpr size_t kLine = 64;
+
+// Whole cache lines to an aligned target; a line is written at once, so it need not be read first.
+__attribute__((target("avx512f"))) void stream_lines_avx512(char* dst, const char* src, size_t lines) {
+  for (size_t i = 0; i < lines; ++i, dst += kLine, src += kLine) {
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(dst), _mm512_loadu_si512(src));
+  }
+}
+
+__attribute__((target("avx2"))) void stream_lines_avx2(char* dst, const char* src, size_t lines) {
+  for (size_t i = 0; i < lines; ++i, dst += kLine, src += kLine) {
+    const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src));
+    const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(src + 32));
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst), a);
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(dst + 32), b);
+  }
+}
+
+void stream_lines_plain(char* dst, const char* src, size_t lines) {
+  for (size_t i = 0; i < lines; ++i, dst += kLine, src += kLine) {
+    for (size_t j = 0; j < kLine; j += 16) {
+      const __m128i a = _mm_loadu_si128(reinterpret_cast<const __m128i*>(src + j));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(dst + j), a);
+    }
+  }
+}
+
+using StreamLines = void (*)(char*, const char*, size_t);
+
+StreamLines choose_stream_lines() {
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return stream_lines_avx512;
+  if (__builtin_cpu_supports("avx2")) return stream_lines_avx2;
+  return stream_lines_plain;
+}
+
+#endif
+
+}  // namespace
+
+#if defined(__SANITIZE_THREAD__)
+
+void copy_bytes(void* dst, const void* src, size_t bytes) {
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  for (size_t i = 0; i < bytes; ++i) racy::store(to + i, racy::load(from + i));
+}
+
+#else
+
+void copy_bytes(void* dst, const void* src, size_t bytes) { std::memcpy(dst, src, bytes); }
+
+#endif
+
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)
+
+void stream_bytes(void* dst, const void* src, size_t bytes) {
+  static const StreamLines stream_lines = choose_stream_lines();
+  char* to = static_cast<char*>(dst);
+  const char* from = static_cast<const char*>(src);
+  // The fence before keeps these stores behind the caller's sequence word: non-temporal stores are not
+  // ordered with the stores around them.
+  _mm_sfence();
+  const size_t head = (kLine - reinterpret_cast<uintptr_t>(to) % kLine) % kLine;
+  if (bytes <= head + kLine) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
+  std::memcpy(to, from, head);
+  const size_t lines = (bytes - head) / kLine;
+  stream_lines(to + head, from + head, lines);
+  const size_t done = head + lines * kLine;
+  std::memcpy(to + done, from + done, bytes - done);
+  _mm_sfence();
+}
+
+#else
+
+void stream_bytes(void* dst, const void* src, size_t bytes) { copy_bytes(dst, src, bytes); }
+
+#endif
+
+}  // namespace smb

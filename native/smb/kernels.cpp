@@ -1,0 +1,92 @@
+#include "kernels.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "common/clones.hpp"
+#include "common/racy.hpp"
+
+namespace smb {
+
+SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
+  for (size_t i = 0; i < n; ++i) racy::store(dst + i, racy::load(dst + i) + scale * src[i]);
+}
+
+SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alpha, size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const float center = racy::load(g + i);
+    const float d = alpha * (x[i] - center);
+    x[i] -= d;
+    racy::store(g + i, center + d);
+  }
+}
+
+SMB_CLONES void pull_f32(float* __restrict x, const float* __restrict c, float* __restrict d, float alpha,
+                         size_t n) {
+  for (size_t i = 0; i < n; ++i) {
+    const float move = alpha * (x[i] - c[i]);
+    d[i] = move;
+    x[i] -= move;
+  }
+}
+
+SMB_CLONES void scale_f32(float* __restrict x, float a, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] *= a;
+}
+
+SMB_CLONES void fill_f32(float* __restrict x, float a, size_t n) {
+  for (size_t i = 0; i < n; ++i) x[i] = a;
+}
+
+namespace {
+
+// One block in 16 lanes; the order of the additions is fixed by the source, not by the vector width.
+SMB_CLONES double dot_block(const float* __restrict x, const float* __restrict y, size_t n) {
+  double lane[16] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (size_t j = 0; j < 16; ++j) lane[j] += static_cast<double>(x[i + j]) * static_cast<double>(y[i + j]);
+  }
+  for (size_t j = 0; i + j < n; ++j) lane[j] += static_cast<double>(x[i + j]) * static_cast<double>(y[i + j]);
+  double sum = 0;
+  for (double part : lane) sum += part;
+  return sum;
+}
+
+// The largest magnitude of scale * x as bits: at least 0x7f800000 where one is NaN or Inf.
+SMB_CLONES int32_t largest_magnitude(const float* __restrict x, float scale, size_t n) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const float value = scale * x[i];
+    int32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    largest = std::max(largest, bits & 0x7fffffff);
+  }
+  return largest;
+}
+
+bool has_nonfinite(const float* x, float scale, size_t n) {
+  return largest_magnitude(x, scale, n) >= 0x7f800000;
+}
+
+}  // namespace
+
+double dot_f32(const float* x, const float* y, size_t n) {
+  double sum = 0;
+  for (size_t at = 0; at < n; at += kDotBlock) sum += dot_block(x + at, y + at, std::min(kDotBlock, n - at));
+  return sum;
+}
+
+size_t first_nonfinite_f32(const float* x, float scale, size_t n) {
+  constexpr size_t kBlock = 4096;
+  for (size_t at = 0; at < n; at += kBlock) {
+    const size_t length = std::min(kBlock, n - at);
+    if (!has_nonfinite(x + at, scale, length)) continue;
+    for (size_t i = at; i < at + length; ++i) {
+      if (has_nonfinite(x + i, scale, 1)) return i;
+    }
+  }
+  return n;
+}
+
+}  // namespace smb

@@ -1,0 +1,194 @@
+#include "operations.hpp"
+
+#include <time.h>
+
+#include <memory>
+#include <new>
+
+#include "common/racy.hpp"
+#include "kernels.hpp"
+
+namespace smb {
+namespace {
+
+// A holder works on a chunk for some 50 us: spin for less than that, then go to another chunk.
+constexpr int kLockSpins = 200;
+constexpr int kReadTries = 3;
+constexpr int64_t kReadPauseNs = 50000;
+constexpr int64_t kReaderLocksNs = 5000000;
+
+inline void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+bool lock_soon(Word& word, ThreadIdentity& me) {
+  for (int i = 0;; ++i) {
+    if (owner_of(word.load(std::memory_order_relaxed)) == 0 && lock_try(word, me)) return true;
+    if (i == kLockSpins) return false;
+    pause();
+  }
+}
+
+// Copies elements [begin, begin + count), all in one chunk, if no writer is at it. The copy may be garbage
+// unless this returns true.
+bool copy_whole(const Region& region, size_t begin, size_t count, void* out, bool stream) {
+  Word& sequence = region.words(begin / region.per_chunk()).sequence;
+  const uint32_t before = sequence.load(std::memory_order_acquire);
+  if (before & 1) return false;
+  (stream ? stream_bytes : copy_bytes)(out, region.at(begin), count * region.item());
+  return racy::settle(sequence) == before;
+}
+
+// A chunk that is marked as being written though nobody holds it was left by a dead writer: the next holder
+// makes it even, and a reader that may write is as good a holder as any.
+void mend_orphan(const Region& region, size_t chunk) {
+  ChunkWords& words = region.words(chunk);
+  if (region.readonly() || !(words.sequence.load(std::memory_order_acquire) & 1)) return;
+  ThreadIdentity& me = this_thread();
+  if (owner_of(words.lock.load(std::memory_order_acquire)) != 0 || !lock_try(words.lock, me)) return;
+  if (words.sequence.load(std::memory_order_relaxed) & 1) {
+    region.begin_write(chunk);
+    region.finish_write(chunk);
+  }
+  unlock(words.lock, me);
+}
+
+bool copy_with_retries(const Region& region, size_t begin, size_t count, void* out, bool stream) {
+  for (int i = 0; i < kReadTries; ++i) {
+    if (copy_whole(region, begin, count, out, stream)) return true;
+    mend_orphan(region, begin / region.per_chunk());
+  }
+  return false;
+}
+
+void nap() {
+  const timespec pause{0, kReadPauseNs};
+  nanosleep(&pause, nullptr);
+}
+
+// One chunk's worth of memory for each thread that accumulates from a segment.
+float* scratch() {
+  struct Free {
+    void operator()(void* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  thread_local std::unique_ptr<void, Free> buffer;
+  if (!buffer) buffer.reset(::operator new[](kChunkBytes, std::align_val_t{64}));
+  return static_cast<float*>(buffer.get());
+}
+
+Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
+  const size_t at = first_nonfinite_f32(values, scale, piece.count);
+  if (at == piece.count) return Turn::done;
+  *bad = piece.begin + at;
+  return Turn::refused;
+}
+
+}  // namespace
+
+Turn LockedPass::finish(const Piece& piece, ThreadIdentity& me) {
+  region.begin_write(piece.chunk);
+  move(piece);
+  region.finish_write(piece.chunk);
+  unlock(region.words(piece.chunk).lock, me);
+  return Turn::done;
+}
+
+Turn LockedPass::attempt(const Piece& piece) {
+  ThreadIdentity& me = this_thread();
+  return lock_soon(region.words(piece.chunk).lock, me) ? finish(piece, me) : Turn::busy;
+}
+
+Turn LockedPass::insist(const Piece& piece, int64_t deadline) {
+  ThreadIdentity& me = this_thread();
+  return lock_until(region.words(piece.chunk).lock, me, deadline) ? finish(piece, me) : Turn::busy;
+}
+
+WritePass::WritePass(const Region& region, size_t offset, size_t count, const void* source)
+    : LockedPass(region, offset, count),
+      source_(static_cast<const char*>(source)),
+      stream_(count * region.item() >= kStreamBytes) {}
+
+void WritePass::move(const Piece& piece) {
+  const char* from = source_ + (piece.begin - offset) * region.item();
+  (stream_ ? stream_bytes : copy_bytes)(region.at(piece.begin), from, piece.count * region.item());
+}
+
+ExchangePass::ExchangePass(const Region& region, size_t offset, size_t count, float* local, float alpha)
+    : LockedPass(region, offset, count), local_(local), alpha_(alpha) {}
+
+Turn ExchangePass::prepare(const Piece& piece, size_t* bad) {
+  return check(local_ + (piece.begin - offset), 1.0f, piece, bad);
+}
+
+void ExchangePass::move(const Piece& piece) {
+  float* center = reinterpret_cast<float*>(region.at(piece.begin));
+  exchange_f32(local_ + (piece.begin - offset), center, alpha_, piece.count);
+}
+
+AccumulatePass::AccumulatePass(const Region& region, size_t offset, size_t count, const float* source, float scale)
+    : LockedPass(region, offset, count), source_(source), scale_(scale) {}
+
+Turn AccumulatePass::prepare(const Piece& piece, size_t* bad) {
+  return check(source_ + (piece.begin - offset), scale_, piece, bad);
+}
+
+void AccumulatePass::move(const Piece& piece) {
+  float* target = reinterpret_cast<float*>(region.at(piece.begin));
+  accumulate_f32(target, source_ + (piece.begin - offset), scale_, piece.count);
+}
+
+AccumulateSegmentPass::AccumulateSegmentPass(const Region& region, size_t offset, size_t count, const Region& source,
+                                             float scale)
+    : LockedPass(region, offset, count), source_(source), scale_(scale) {}
+
+Turn AccumulateSegmentPass::prepare(const Piece& piece, size_t* bad) {
+  size_t from = piece.begin - offset;
+  for (size_t done = 0; done < piece.count;) {
+    const size_t border = (from / source_.per_chunk() + 1) * source_.per_chunk();
+    const size_t length = std::min(piece.count - done, border - from);
+    if (!copy_with_retries(source_, from, length, scratch() + done, false)) return Turn::busy;
+    from += length;
+    done += length;
+  }
+  return check(scratch(), scale_, piece, bad);
+}
+
+void AccumulateSegmentPass::move(const Piece& piece) {
+  accumulate_f32(reinterpret_cast<float*>(region.at(piece.begin)), scratch(), scale_, piece.count);
+}
+
+ReadPass::ReadPass(const Region& region, size_t offset, size_t count, void* out, bool settle_for_torn)
+    : Pass(region, offset, count),
+      out_(static_cast<char*>(out)),
+      stream_(count * region.item() >= kStreamBytes),
+      settle_for_torn_(settle_for_torn) {}
+
+Turn ReadPass::attempt(const Piece& piece) {
+  char* to = out_ + (piece.begin - offset) * region.item();
+  return copy_with_retries(region, piece.begin, piece.count, to, stream_) ? Turn::done : Turn::busy;
+}
+
+// Where writers leave no gap, a reader that may write queues for the lock; one that may not goes on trying.
+Turn ReadPass::insist(const Piece& piece, int64_t deadline) {
+  ThreadIdentity& me = this_thread();
+  Word& lock = region.words(piece.chunk).lock;
+  char* to = out_ + (piece.begin - offset) * region.item();
+  const int64_t lock_at = deadline - kReaderLocksNs;
+  do {
+    if (attempt(piece) == Turn::done) return Turn::done;
+    if (!region.readonly() && monotonic_ns() >= lock_at && lock_until(lock, me, deadline)) {
+      copy_bytes(to, region.at(piece.begin), piece.count * region.item());
+      unlock(lock, me);
+      return Turn::done;
+    }
+    nap();
+  } while (monotonic_ns() < deadline);
+  if (!settle_for_torn_ || owner_of(lock.load(std::memory_order_relaxed)) != 0) return Turn::busy;
+  copy_bytes(to, region.at(piece.begin), piece.count * region.item());
+  ++torn_;
+  return Turn::done;
+}
+
+}  // namespace smb

@@ -1,0 +1,87 @@
+// The operations on a segment as passes. All ranges were checked by the caller.
+#pragma once
+
+#include <cstdint>
+
+#include "passes.hpp"
+
+namespace smb {
+
+// A write under the chunk's lock.
+class LockedPass : public Pass {
+ public:
+  using Pass::Pass;
+  Turn attempt(const Piece& piece) final;
+  Turn insist(const Piece& piece, int64_t deadline) final;
+
+ protected:
+  virtual void move(const Piece& piece) = 0;
+
+ private:
+  Turn finish(const Piece& piece, ThreadIdentity& me);
+};
+
+class WritePass final : public LockedPass {
+ public:
+  WritePass(const Region& region, size_t offset, size_t count, const void* source);
+
+ private:
+  void move(const Piece& piece) override;
+  const char* source_;
+  bool stream_;
+};
+
+class ExchangePass final : public LockedPass {
+ public:
+  ExchangePass(const Region& region, size_t offset, size_t count, float* local, float alpha);
+  Turn prepare(const Piece& piece, size_t* bad) override;
+  bool ordered() const override { return true; }
+
+ private:
+  void move(const Piece& piece) override;
+  float* local_;
+  float alpha_;
+};
+
+class AccumulatePass final : public LockedPass {
+ public:
+  AccumulatePass(const Region& region, size_t offset, size_t count, const float* source, float scale);
+  Turn prepare(const Piece& piece, size_t* bad) override;
+  bool ordered() const override { return true; }
+
+ private:
+  void move(const Piece& piece) override;
+  const float* source_;
+  float scale_;
+};
+
+// Accumulates another segment, from its element 0 on: each piece is first copied out of it, whole per chunk.
+class AccumulateSegmentPass final : public LockedPass {
+ public:
+  AccumulateSegmentPass(const Region& region, size_t offset, size_t count, const Region& source, float scale);
+  Turn prepare(const Piece& piece, size_t* bad) override;
+  bool ordered() const override { return true; }
+
+ private:
+  void move(const Piece& piece) override;
+  const Region& source_;
+  float scale_;
+};
+
+// A read without a lock: copies, and copies again when a writer was at the chunk meanwhile.
+class ReadPass final : public Pass {
+ public:
+  // settle_for_torn: where a dead writer left a chunk half-written, take it as it is.
+  ReadPass(const Region& region, size_t offset, size_t count, void* out, bool settle_for_torn = false);
+  Turn attempt(const Piece& piece) override;
+  Turn insist(const Piece& piece, int64_t deadline) override;
+  size_t torn() const { return torn_; }
+
+ private:
+  char* out_;
+  bool stream_;
+  bool settle_for_torn_;
+  size_t torn_ = 0;
+};
+
+}  // namespace smb

@@ -1,0 +1,59 @@
+// One operation on a range of a segment, chunk by chunk: the order of checks and moves, and the waiting.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+
+#include "region.hpp"
+
+namespace smb {
+
+// What a chunk's turn came to.
+enum class Turn { done, busy, refused };
+
+// An operation. Several threads may be in prepare/attempt of different chunks at once.
+class Pass {
+ public:
+  Pass(const Region& region, size_t offset, size_t count) : region(region), offset(offset), count(count) {}
+  virtual ~Pass() = default;
+
+  // Looks at the caller's values for a piece before anything is moved. refused: *bad says which element of
+  // the segment. Prepared in order: no chunk moves before all earlier ones have passed.
+  virtual Turn prepare(const Piece&, size_t* bad) {
+    static_cast<void>(bad);
+    return Turn::done;
+  }
+  virtual bool ordered() const { return false; }
+  // Does the piece, or says busy within microseconds.
+  virtual Turn attempt(const Piece&) = 0;
+  // The same, waiting until the deadline. Called by one thread alone.
+  virtual Turn insist(const Piece&, int64_t deadline) = 0;
+
+  Piece piece(size_t chunk) const { return region.piece(chunk, offset, count); }
+  size_t first_chunk() const { return offset / region.per_chunk(); }
+  size_t end_chunk() const { return (offset + count - 1) / region.per_chunk() + 1; }
+
+  const Region& region;
+  const size_t offset;  // in elements
+  const size_t count;   // at least 1
+};
+
+// Asked from the calling thread while it waits, some 100 times a second; false gives up.
+// owner is the thread that holds the lock (0: nobody, the chunk was left half-written).
+using StillWaiting = std::function<bool(size_t chunk, uint32_t owner, double seconds)>;
+
+struct Outcome {
+  enum Kind { done, refused, gave_up } kind = done;
+  size_t chunk = 0;    // refused, gave_up: where
+  size_t element = 0;  // refused: index in the segment
+  size_t moved = 0;    // chunks that the operation was done on
+};
+
+// Runs the pass with up to so many threads. A busy chunk is left for later: the others go first.
+Outcome run_pass(Pass& pass, size_t threads, const StillWaiting& still_waiting);
+
+// The short way for a pass of one chunk: true when it is settled (outcome says how), false when busy.
+bool run_quickly(Pass& pass, Outcome& outcome);
+
+}  // namespace smb

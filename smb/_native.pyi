@@ -1,0 +1,131 @@
+"""Vector kernels, and segments as mapped into this process (see smb/segment.py).
+
+Arrays are C-contiguous buffers (numpy) or CPU torch tensors of float32 unless said otherwise; n is their
+length. threads is an upper bound: helpers run on the processors that are free of the caller, and short
+vectors take none. Results are the same bits whatever the machine and the thread count. Raises TypeMismatch
+for an array that does not fit, ValueError for lengths that differ or an alpha outside (0, 1].
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+CHUNK_BYTES: int
+DTYPES: tuple[str, ...]
+
+def accumulate(dst: Any, src: Any, scale: float = 1.0, threads: int = 1) -> None:
+    """dst += scale * src."""
+
+def axpy(a: float, x: Any, y: Any, threads: int = 1) -> None:
+    """y += a * x."""
+
+def exchange(local: Any, center: Any, alpha: float, threads: int = 1) -> int:
+    """d = alpha (local - center); local -= d; center += d, in one pass over private memory.
+
+    Returns -1, or the index of a NaN or Inf in local: the block of 65,536 elements that holds it was not
+    moved (with one thread nothing behind it either).
+    Source: Zhang, Choromanska, LeCun 2015, equations 2 and 3.
+    """
+
+def elastic_pull(local: Any, center: Any, alpha: float, out: Any | None = None, threads: int = 1) -> Any:
+    """Move ``local`` towards ``center``; return the increment the center is owed.
+
+    local   (n,) changed in place: x <- x - d, with d = alpha (x - c)
+    center  (n,) a snapshot c of the global weights; may be stale
+    alpha   moving rate, 0 < alpha <= 1
+    out     (n,) takes d; a new numpy array otherwise
+
+    Returns d. x + c is unchanged once d is accumulated into c.
+    Source: Zhang, Choromanska, LeCun 2015, Algorithm 1.
+    """
+
+def dot(x: Any, y: Any, threads: int = 1) -> float:
+    """Sum of x[i] y[i], summed in float64."""
+
+def scale(x: Any, a: float, threads: int = 1) -> None:
+    """x *= a."""
+
+def fill(x: Any, value: float, threads: int = 1) -> None:
+    """x[:] = value."""
+
+def copy(dst: Any, src: Any, threads: int = 1) -> None:
+    """dst[:] = src; from 8 MiB on past the caches, by non-temporal stores."""
+
+def first_nonfinite(x: Any) -> int:
+    """Index of the first NaN or Inf, or -1."""
+
+def to_bfloat16(dst: Any, src: Any, threads: int = 1) -> None:
+    """float32 to bfloat16 bits (dst holds uint16): round to nearest even, NaN stays NaN."""
+
+def from_bfloat16(dst: Any, src: Any, threads: int = 1) -> None:
+    """bfloat16 bits (src holds uint16) to float32, exact."""
+
+def to_float16(dst: Any, src: Any, threads: int = 1) -> None:
+    """float32 to float16 (dst holds float16 or its bits as uint16): nearest even, overflow to Inf."""
+
+def from_float16(dst: Any, src: Any, threads: int = 1) -> None:
+    """float16 (or its bits as uint16) to float32, exact."""
+
+def control_bytes(payload_bytes: int) -> int:
+    """Bytes of the control file of a segment of so many payload bytes, before rounding to pages."""
+
+def thread_id() -> int:
+    """The calling thread's id as the kernel and the locks know it."""
+
+class Life:
+    def __init__(self, fd: int, keep: bool) -> None: ...
+    @property
+    def alive(self) -> bool: ...
+    def close(self) -> None: ...
+
+class Mapping:
+    def __init__(
+        self,
+        control_fd: int,
+        payload_fd: int,
+        count: int,
+        dtype: str,
+        readonly: bool,
+        life: Life | None = None,
+    ) -> None: ...
+    @property
+    def count(self) -> int:
+        """Elements."""
+
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def version(self) -> int:
+        """Completed updates: writes, accumulates and exchanges, counted when they end."""
+
+    def read(self, out: Any, offset: int = 0, threads: int = 1) -> None: ...
+    def write(self, array: Any, offset: int = 0, threads: int = 1) -> int: ...
+    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int: ...
+    def exchange(self, local: Any, alpha: float, offset: int = 0, threads: int = 1) -> int: ...
+    def initialise(self, values: Any, threads: int = 1) -> None:
+        """Write all values without counting an update."""
+
+    def prefault(self, threads: int = 1) -> None:
+        """Make all pages present. Raises OSError."""
+
+    def rescue(self, out: Any, offset: int = 0) -> int:
+        """read() that does not ask whether the daemon lives; returns how many chunks were half-written."""
+
+    def wait(self, version: int, timeout: float) -> bool:
+        """Whether the version reached this value within so many seconds."""
+
+    def repair(self, tid_alive: Callable[[int], bool] | None = None) -> int:
+        """Free the locks of dead threads and make what they left half-written readable.
+
+        Returns how many chunks needed it. tid_alive decides about an owner (default: ask the kernel).
+        """
+
+    def holders(self) -> list[tuple[int, int]]:
+        """(chunk, thread id) of the locks held now."""
+
+    def hold_chunk(self, chunk: int, half_written: bool = True) -> None:
+        """For tests: be a writer in the middle of a chunk, from the calling thread."""
+
+    def release_chunk(self, chunk: int) -> None:
+        """For tests: end what hold_chunk began."""
+
+    def close(self) -> None: ...
