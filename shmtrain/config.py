@@ -7,7 +7,6 @@ the worker processes as it is.
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Iterable
@@ -17,53 +16,15 @@ from typing import Any, Literal
 
 from prototxt import schema
 from prototxt.text import parse_net, parse_solver
-from shmtrain.lr_rule import DEFAULT_WARMUP, LrRule, parse_lr_rule
+from shmtrain.lr_rule import LrRule, parse_lr_rule
+from shmtrain.options import ConfigError, Options, check_options, choice
 
 SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
-SIGNAL_EFFECTS = ("stop", "snapshot", "none")
 TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
 ALPHA_BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
 
 Phase = Literal["TRAIN", "TEST"]
-
-
-class ConfigError(ValueError):
-    """The solver file or an option is wrong; nothing has been started."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the command line says; None leaves the choice to the solver file or the default.
-
-    weights   .caffemodel files to start from, in order; they replace the solver file's own
-    snapshot  a .solverstate to go on from; resume finds the newest whole one by itself
-    stages    added to the training net's state, as ``caffe train -stage`` does
-    """
-
-    workers: int = 1
-    algorithm: str = "seasgd"
-    exchange: str = "fused"
-    alpha: float | None = None
-    tau: int | None = None
-    termination: str = "counter"
-    lr_rule: str | None = None
-    warmup: int = DEFAULT_WARMUP
-    smb: str | None = None
-    job: str | None = None
-    box_grace: float = 60.0
-    weights: tuple[str, ...] = ()
-    snapshot: str | None = None
-    resume: bool = False
-    level: int = 0
-    stages: tuple[str, ...] = ()
-    sigint_effect: str = "stop"
-    sighup_effect: str = "snapshot"
-    threads: int | None = None
-    seed: int | None = None
-    max_iter: int | None = None
-    log_dir: str | None = None
-    tensorboard: str | None = None
 
 
 @dataclass(frozen=True)
@@ -230,7 +191,7 @@ class TrainConfig:
     def from_message(cls, message: Any, path: str, options: Options | None = None) -> TrainConfig:
         """The same from a parsed SolverParameter; ``path`` names it in messages and the snapshots."""
         options = options or Options()
-        _check_options(options)
+        check_options(options)
         checker = _Solver(message, path, options)
         train = checker.train_net()
         config = cls(
@@ -260,39 +221,6 @@ class TrainConfig:
         return replace(self, rate=replace(self.rate, base=rate))
 
 
-def _choice(what: str, value: str, allowed: Iterable[str]) -> str:
-    """``value`` when it is allowed; else ConfigError with the list and the nearest name."""
-    names = tuple(allowed)
-    if value in names:
-        return value
-    near = difflib.get_close_matches(value.lower(), [n.lower() for n in names], 1)
-    hint = next((f"; did you mean {n!r}?" for n in names if near and n.lower() == near[0]), "")
-    raise ConfigError(f"{what} {value!r} is unknown (allowed: {', '.join(names)}){hint}")
-
-
-def _check_options(options: Options) -> None:
-    """What is wrong with the command line whatever the solver file says."""
-    if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: at least one worker is needed")
-    if sum((bool(options.snapshot), bool(options.weights), options.resume)) > 1:
-        raise ConfigError(
-            "give a snapshot to resume training from or weights to fine-tune, not both"
-            " (--snapshot, --resume and --weights exclude one another)"
-        )
-    if options.snapshot and ".caffemodel" in os.path.basename(options.snapshot):
-        state = options.snapshot.replace(".caffemodel", ".solverstate")
-        raise ConfigError(
-            f"--snapshot {options.snapshot}: this is a weights file, use --weights; the state is {state}"
-        )
-    for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
-        _choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
-    for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
-        if count is not None and count < 1:
-            raise ConfigError(f"--{flag} {count}: must be at least 1")
-    if not options.box_grace >= 0:
-        raise ConfigError(f"--box-grace {options.box_grace:g}: must be at least 0 seconds")
-
-
 @dataclass(frozen=True)
 class _Solver:
     """The checks of one solver message; each method gives one branch of the tree."""
@@ -310,7 +238,7 @@ class _Solver:
 
     def chosen(self, what: str, value: str, allowed: Iterable[str]) -> str:
         try:
-            return _choice(what, value, allowed)
+            return choice(what, value, allowed)
         except ConfigError as e:
             raise self.error(str(e)) from None
 
@@ -407,7 +335,8 @@ class _Solver:
         )
         self.need(
             len(m.test_state) in (0, len(counts)),
-            f"test_state must be absent or given once for each test net: {len(m.test_state)} for {len(counts)}",
+            "test_state must be absent or given once for each test net:"
+            f" {len(m.test_state)} for {len(counts)}",
         )
         self.need(not counts or m.test_interval > 0, "test_interval must be above 0 when there are test nets")
         self.need(all(c > 0 for c in counts), f"test_iter {min(counts, default=1)} must be at least 1")
@@ -466,7 +395,9 @@ class _Solver:
         o = self.options
         given = o.weights or ((o.snapshot or o.resume) and ()) or tuple(self.message.weights)
         files = tuple(part.strip() for entry in given for part in entry.split(",") if part.strip())
-        missing = [name for name in (*files, *([o.snapshot] if o.snapshot else [])) if not os.path.isfile(name)]
+        missing = [
+            name for name in (*files, *([o.snapshot] if o.snapshot else [])) if not os.path.isfile(name)
+        ]
         if missing:
             kind = "snapshot" if o.snapshot else "weights"
             raise self.error(f"{kind} file {os.path.abspath(missing[0])} does not exist")

@@ -24,8 +24,8 @@ def ranked(path: str, rank: int) -> str:
 class Metrics:
     """One JSON object a line: ``time`` (seconds since 1970), ``kind``, ``iteration`` and the values.
 
-    kind is "start", "train", "test", "snapshot" or "end". A value that is no finite number is written as null,
-    since JSON has none. A file that cannot be written any more ends the metrics, not the training.
+    kind is "start", "train", "test", "snapshot" or "end". A value that is no finite number is null, as JSON
+    has none. A file that cannot be written any more ends the metrics, not the training.
     """
 
     def __init__(self, path: str | None = None, tensorboard: str | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Snapshots: the weights as .caffemodel, the solver's state as .solverstate, the workers' own states beside them.
+"""Snapshots: weights as .caffemodel, the solver's state as .solverstate, the workers' own states beside them.
 
     PREFIX_iter_N.caffemodel          the center
-    PREFIX_iter_N.solverstate         iteration, current_step and the leader's history, as the original reads it
+    PREFIX_iter_N.solverstate         iteration, current_step, the leader's history, as the original reads it
     PREFIX_iter_N.workerR.npz         several workers only: history and step count of worker R
 
 A file appears under its name whole or not at all (temporary file, fsync, rename), the state after the weights

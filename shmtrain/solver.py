@@ -137,7 +137,7 @@ def _over_root(g: Tensor, h: Tensor, step: Step) -> Tensor:
 
 @dataclass
 class RateState:
-    """What a policy remembers: the step that multistep (one further at most per call) and step have reached."""
+    """What a policy remembers: how many steps down step and multistep have gone."""
 
     current_step: int = 0
 

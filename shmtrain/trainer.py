@@ -28,7 +28,6 @@ from shmtrain.signals import Signals
 from shmtrain.snapshot import SnapshotError
 from shmtrain.testing import Interrupted, Score, Tester, output_lines
 
-
 Callback = Callable[[], None]
 
 
@@ -331,9 +330,9 @@ class Trainer:
         batch = self._images
         if sharing.shared:
             self.log.info(
-                f"{world} workers share {self.config.schedule.max_iter} iterations of {batch} images"
-                f" ({sharing.algorithm}, {sharing.exchange}, alpha {number(sharing.alpha)}, tau {sharing.tau},"
-                f" termination {sharing.termination}): effective batch {batch * world}"
+                f"{world} workers share {self.config.schedule.max_iter} iterations of {batch} images:"
+                f" effective batch {batch * world} ({sharing.algorithm}, {sharing.exchange}, alpha"
+                f" {number(sharing.alpha)}, tau {sharing.tau}, termination {sharing.termination})"
             )
             self.log.info(f"Learning rate for {world} workers: {sharing.lr_rule.describe(world)}")
         self.reports.metrics.write(

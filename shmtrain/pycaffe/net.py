@@ -15,7 +15,7 @@ Path = str | os.PathLike[str]
 
 
 class Net(prototxt.Net):
-    """``Net(file, phase, level=0, stages=None, weights=None)``, or the deprecated ``Net(file, weights, phase)``."""
+    """``Net(file, phase, level=0, stages=None, weights=None)``; deprecated: ``Net(file, weights, phase)``."""
 
     def __init__(
         self,

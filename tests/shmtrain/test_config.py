@@ -1,5 +1,7 @@
 """Each fault of a solver file or the command line has its own clear message, before anything is started."""
 
+# ruff: noqa: E501  (a table with one fault a line)
+
 from __future__ import annotations
 
 import pickle
@@ -103,7 +105,9 @@ def test_a_missing_solver_file_is_named_by_its_whole_path(folder: Path) -> None:
         TrainConfig.load("none.prototxt")
 
 
-def test_a_net_that_lies_beside_the_solver_is_pointed_at(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_net_that_lies_beside_the_solver_is_pointed_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (folder / "solver.prototxt").write_text(GOOD)
     (folder / "elsewhere").mkdir()
     monkeypatch.chdir(folder / "elsewhere")
@@ -140,13 +144,19 @@ def test_test_nets_come_in_the_originals_order_with_their_states() -> None:
 def test_the_nets_own_state_is_below_the_solvers_and_stages_add_up(folder: Path) -> None:
     (folder / "net.prototxt").write_text(NET + 'state { level: 1 stage: "net" }\n')
     config = load(GOOD + 'train_state { stage: "file" }\n', Options(stages=("line",)))
-    assert (config.train.phase, config.train.level, config.train.stages) == ("TRAIN", 1, ("net", "file", "line"))
+    assert (config.train.phase, config.train.level, config.train.stages) == (
+        "TRAIN",
+        1,
+        ("net", "file", "line"),
+    )
 
 
 @pytest.mark.parametrize(
     ("given", "wanted"), [("", "solver"), ('snapshot_prefix: "out"\n', "out/solver"), ('snapshot_prefix: "p/x"\n', "p/x")]
 )  # fmt: skip
-def test_the_snapshot_prefix_is_the_solver_file_or_completed_by_it(given: str, wanted: str, folder: Path) -> None:
+def test_the_snapshot_prefix_is_the_solver_file_or_completed_by_it(
+    given: str, wanted: str, folder: Path
+) -> None:
     (folder / "out").mkdir()
     (folder / "p").mkdir()
     assert load(GOOD + given).snapshots.prefix == wanted

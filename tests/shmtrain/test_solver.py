@@ -24,8 +24,8 @@ N, STEPS = 40, 6
 
 def rule(kind: str, **changes: object) -> Rule:
     numbers: dict[str, object] = {
-        "type": kind, "momentum": 0.9, "momentum2": 0.99, "rms_decay": 0.95, "delta": 1e-3, "weight_decay": 0.0,
-        "regularization": "L2", "clip_gradients": -1.0, "iter_size": 1,
+        "type": kind, "momentum": 0.9, "momentum2": 0.99, "rms_decay": 0.95, "delta": 1e-3,
+        "weight_decay": 0.0, "regularization": "L2", "clip_gradients": -1.0, "iter_size": 1,
     }  # fmt: skip
     return Rule(**{**numbers, **changes})  # type: ignore[arg-type]
 
@@ -102,7 +102,8 @@ def adam(g: F64, s: dict[str, F64], lr: F64, t: int) -> F64:
 
 
 FORMULAS: dict[str, Formula] = {
-    "SGD": sgd, "Nesterov": nesterov, "AdaGrad": adagrad, "RMSProp": rmsprop, "AdaDelta": adadelta, "Adam": adam,
+    "SGD": sgd, "Nesterov": nesterov, "AdaGrad": adagrad, "RMSProp": rmsprop,
+    "AdaDelta": adadelta, "Adam": adam,
 }  # fmt: skip
 
 
@@ -152,7 +153,14 @@ def test_a_negative_clip_leaves_gradients_alone_and_zero_clips_everything() -> N
 
 
 def rate(policy: str, **numbers: object) -> LearningRate:
-    values: dict[str, object] = {"base": 0.05, "gamma": 0.5, "power": 0.75, "stepsize": 6, "stepvalues": (), "max_iter": 20}
+    values: dict[str, object] = {
+        "base": 0.05,
+        "gamma": 0.5,
+        "power": 0.75,
+        "stepsize": 6,
+        "stepvalues": (),
+        "max_iter": 20,
+    }
     return LearningRate(policy, **{**values, **numbers})  # type: ignore[arg-type]
 
 
@@ -174,7 +182,12 @@ def test_a_policy_prints_the_rates_that_the_original_logged(
 
 def test_multistep_goes_one_step_further_a_call_when_it_is_resumed_late() -> None:
     state, multistep = RateState(), rate("multistep", gamma=0.1, base=1.0, stepvalues=(10, 20, 30))
-    assert [number(learning_rate(multistep, i, state)) for i in (100, 101, 102, 103)] == ["0.1", "0.01", "0.001", "0.001"]
+    assert [number(learning_rate(multistep, i, state)) for i in (100, 101, 102, 103)] == [
+        "0.1",
+        "0.01",
+        "0.001",
+        "0.001",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,83 @@
+"""What the command line of a training may say, and what is wrong with it whatever the solver file says."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from shmtrain.lr_rule import DEFAULT_WARMUP
+
+SIGNAL_EFFECTS = ("stop", "snapshot", "none")
+
+
+class ConfigError(ValueError):
+    """The solver file or an option is wrong; nothing has been started."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; None leaves the choice to the solver file or the default.
+
+    weights   .caffemodel files to start from, in order; they replace the solver file's own
+    snapshot  a .solverstate to go on from; resume finds the newest whole one by itself
+    stages    added to the training net's state, as ``caffe train -stage`` does
+    """
+
+    workers: int = 1
+    algorithm: str = "seasgd"
+    exchange: str = "fused"
+    alpha: float | None = None
+    tau: int | None = None
+    termination: str = "counter"
+    lr_rule: str | None = None
+    warmup: int = DEFAULT_WARMUP
+    smb: str | None = None
+    job: str | None = None
+    box_grace: float = 60.0
+    weights: tuple[str, ...] = ()
+    snapshot: str | None = None
+    resume: bool = False
+    level: int = 0
+    stages: tuple[str, ...] = ()
+    sigint_effect: str = "stop"
+    sighup_effect: str = "snapshot"
+    threads: int | None = None
+    seed: int | None = None
+    max_iter: int | None = None
+    log_dir: str | None = None
+    tensorboard: str | None = None
+
+
+def choice(what: str, value: str, allowed: Iterable[str]) -> str:
+    """``value`` when it is allowed; else ConfigError with the list and the nearest name."""
+    names = tuple(allowed)
+    if value in names:
+        return value
+    near = difflib.get_close_matches(value.lower(), [n.lower() for n in names], 1)
+    hint = next((f"; did you mean {n!r}?" for n in names if near and n.lower() == near[0]), "")
+    raise ConfigError(f"{what} {value!r} is unknown (allowed: {', '.join(names)}){hint}")
+
+
+def check_options(options: Options) -> None:
+    """What is wrong with the command line whatever the solver file says."""
+    if options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: at least one worker is needed")
+    if sum((bool(options.snapshot), bool(options.weights), options.resume)) > 1:
+        raise ConfigError(
+            "give a snapshot to resume training from or weights to fine-tune, not both"
+            " (--snapshot, --resume and --weights exclude one another)"
+        )
+    if options.snapshot and ".caffemodel" in os.path.basename(options.snapshot):
+        state = options.snapshot.replace(".caffemodel", ".solverstate")
+        raise ConfigError(
+            f"--snapshot {options.snapshot}: this is a weights file, use --weights; the state is {state}"
+        )
+    for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
+        choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
+    for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
+        if count is not None and count < 1:
+            raise ConfigError(f"--{flag} {count}: must be at least 1")
+    if not options.box_grace >= 0:
+        raise ConfigError(f"--box-grace {options.box_grace:g}: must be at least 0 seconds")
