@@ -1,1 +1,84 @@
-"""Soft Memory Box: named memory segments that outlive the processes that share them."""
+"""Soft Memory Box: named memory segments that outlive the processes that share them.
+
+    box = smb.connect()
+    center = box.create("job/center", count=1000, or_attach=True)
+    center.exchange(local, alpha=0.2)
+
+Names are loaded when they are first used, so that the command line answers at once.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from smb.errors import (
+    Closed,
+    KeyExists,
+    NonFinite,
+    NotPermitted,
+    NotSupported,
+    OutOfMemory,
+    ProtocolError,
+    RangeError,
+    RequestError,
+    SmbError,
+    TransportError,
+    TypeMismatch,
+    UnknownKey,
+    WaitTimeout,
+)
+
+if TYPE_CHECKING:
+    from smb.client import Box, Counter, Lock, Segment
+    from smb.embedded import connect, serve
+    from smb.protocol import Stat
+    from smb.server import Daemon
+
+__version__ = "0.1.0"
+__all__ = [
+    "Box",
+    "Closed",
+    "Counter",
+    "Daemon",
+    "KeyExists",
+    "Lock",
+    "NonFinite",
+    "NotPermitted",
+    "NotSupported",
+    "OutOfMemory",
+    "ProtocolError",
+    "RangeError",
+    "RequestError",
+    "Segment",
+    "SmbError",
+    "Stat",
+    "TransportError",
+    "TypeMismatch",
+    "UnknownKey",
+    "WaitTimeout",
+    "connect",
+    "serve",
+]
+
+_LAZY = {
+    "Box": "smb.client",
+    "Counter": "smb.client",
+    "Lock": "smb.client",
+    "Segment": "smb.client",
+    "Daemon": "smb.server",
+    "Stat": "smb.protocol",
+    "connect": "smb.embedded",
+    "serve": "smb.embedded",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'smb' has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})

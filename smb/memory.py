@@ -106,7 +106,7 @@ class Budget:
         """Raise OutOfMemory with the figures unless ``wanted`` bytes fit.
 
         used     bytes of all segments
-        pending  those of them whose pages are not populated yet, so that the machine still counts them as free
+        pending  those of them whose pages are not populated yet: the machine still counts them as free
         """
         machine, cgroup = self.machine(), self.cgroup()
         rooms = [

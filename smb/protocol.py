@@ -267,6 +267,13 @@ class Stuck:
 
 
 @dataclass(frozen=True)
+class Mend:
+    """A reader found a chunk that a dead writer left half-written."""
+
+    segment: U64
+
+
+@dataclass(frozen=True)
 class Verdict:
     killed: Flag
     seconds: Seconds  # for how long the daemon knows the holder to be stuck
@@ -305,6 +312,7 @@ OPERATIONS = _table(
     Operation(14, Lock, Done, 0, "take a named lock; its holder's death releases it"),
     Operation(15, Unlock, Done, 0, "release a named lock, or withdraw from waiting for it"),
     Operation(16, Stuck, Verdict, 0, "report the holder of a chunk lock that lets others wait"),
+    Operation(17, Mend, Done, 0, "ask for chunks that dead writers left to be made whole"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}
 

@@ -1,0 +1,126 @@
+"""How a program comes to a box: by an address, by the user's own daemon, or by one inside the process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+
+from smb.client import Box
+from smb.errors import NotSupported, TransportError
+from smb.listen import UnixListener, check_folder, default_path
+from smb.server import Daemon
+from smb.transport import base
+from smb.transport.base import Options
+from smb.transport.local import LocalTransport
+
+log = logging.getLogger(__name__)
+
+
+class _Embedded:
+    """The one daemon without a socket that serves this process, made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._daemon: Daemon | None = None
+        self._pid = 0
+
+    def daemon(self, why: str) -> Daemon:
+        with self._lock:
+            if self._daemon is None or self._daemon.closed or self._pid != os.getpid():
+                self._daemon, self._pid = Daemon([]), os.getpid()
+                log.warning(
+                    "%s: using a memory box inside this process, pid %d; other processes do not see it",
+                    why,
+                    self._pid,
+                )
+            return self._daemon
+
+    def renew_lock(self) -> None:
+        """In a forked child, which may have got a locked copy."""
+        self._lock = threading.Lock()
+
+
+_embedded = _Embedded()
+os.register_at_fork(after_in_child=_embedded.renew_lock)
+
+
+def own_name() -> str:
+    """What this process is called in messages and `smb ls -v`."""
+    return (Path(sys.argv[0]).name if sys.argv and sys.argv[0] else "python")[:80]
+
+
+def connect(
+    address: str | None = None, token: str | None = None, timeout: float = 30.0, name: str | None = None
+) -> Box:
+    """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
+
+    address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT". None: $SMB_ADDRESS; else the
+             user's own running daemon at the default socket; else a box inside this process, one a process
+    token    for tcp and rdma
+    timeout  seconds that one answer of the daemon may take, waits not counted
+    name     what messages and `smb ls -v` call this client; the program's name by default
+    """
+    options = Options((name or own_name())[:80], timeout, token)
+    address = address or os.environ.get("SMB_ADDRESS") or None
+    if address:
+        box = Box(base.connect(address, options), address, options)
+    else:
+        box = _own_daemon(options) or _inside(options)
+    log.info("memory box at %s by %s", box.address, box.transport)
+    return box
+
+
+def running(options: Options) -> Box:
+    """The user's own daemon at the default socket. Raises TransportError when there is none."""
+    path = default_path()
+    if path.parent.exists():
+        check_folder(path.parent)
+    address = f"unix:{path}"
+    return Box(base.connect(address, options), address, options)
+
+
+def _own_daemon(options: Options) -> Box | None:
+    try:
+        return running(options) if default_path().exists() else None
+    except TransportError as error:
+        log.debug("%s", error)
+        return None
+
+
+def _inside(options: Options) -> Box:
+    daemon = _embedded.daemon(f"no $SMB_ADDRESS and no daemon at {default_path()}")
+    return Box(LocalTransport(daemon.service, options), "local", options)
+
+
+def serve(
+    unix: str | os.PathLike[str] | None = None,
+    *,
+    tcp: str | None = None,
+    rdma: str | None = None,
+    token: str | None = None,
+    memory_limit: int | None = None,
+    lease: float = 30.0,
+) -> Daemon:
+    """Start a daemon in this process; it ends with close(), with the ``with`` block, or with the process.
+
+    unix          the socket's path; the user's default socket when no address is given at all
+    memory_limit  bytes that all segments together may take; None: what the machine has
+    lease         seconds after which a client that holds a chunk lock while others wait is killed
+
+    Raises SmbError when another daemon listens there.
+    """
+    if tcp is not None or rdma is not None:
+        raise NotSupported(f"this version has no {'tcp' if tcp is not None else 'rdma'} transport")
+    if lease <= 0:
+        raise ValueError(f"lease must be above 0 seconds, not {lease}")
+    if memory_limit is not None and memory_limit <= 0:
+        raise ValueError(f"memory_limit must be above 0 bytes, not {memory_limit}")
+    listener = UnixListener(Path(unix) if unix is not None else default_path())
+    try:
+        return Daemon([listener], memory_limit, lease)
+    except BaseException:
+        listener.close()
+        raise

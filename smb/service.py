@@ -1,0 +1,119 @@
+"""Answers the requests of protocol.py's table out of a store; every transport's control path ends here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from smb import protocol
+from smb.lease import Lease
+from smb.rendezvous import Session, Ticket
+from smb.store import Entry, Store
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A good reply. The client may map ``entry``; ``undo`` is called when the reply cannot be delivered."""
+
+    record: object
+    entry: Entry | None = None
+    readonly: bool = False
+    undo: Callable[[], None] | None = None
+
+
+class Service:
+    """One daemon's operations. ``answer`` may be called from any thread and may wait."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.lease = Lease(store)
+        self._operations: dict[type, Callable[[Ticket, Any], Answer]] = {
+            protocol.Bye: self._bye,
+            protocol.Create: self._create,
+            protocol.Publish: self._publish,
+            protocol.Attach: self._attach,
+            protocol.Detach: self._detach,
+            protocol.Free: self._free,
+            protocol.StatOf: lambda _, r: Answer(store.stat(r.key)),
+            protocol.ListOf: lambda _, r: Answer(store.list(r.prefix)),
+            protocol.Sessions: lambda _, r: Answer(store.session_rows()),
+            protocol.Add: self._add,
+            protocol.Await: self._await,
+            protocol.Barrier: self._barrier,
+            protocol.Lock: self._lock,
+            protocol.Unlock: self._unlock,
+            protocol.Stuck: self._stuck,
+            protocol.Mend: self._mend,
+        }
+
+    def answer(self, ticket: Ticket, request: object) -> Answer:
+        """Do what ``request`` asks in the ticket's session. Raises RequestError."""
+        return self._operations[type(request)](ticket, request)
+
+    def _bye(self, ticket: Ticket, request: protocol.Bye) -> Answer:
+        self.store.end_session(ticket.session)
+        return Answer(protocol.Done())
+
+    def _opened(self, session: Session, entry: Entry, created: bool, readonly: bool = False) -> Answer:
+        w = entry.wanted
+        record = protocol.Opened(entry.number, created, w.count, w.dtype, w.lifetime, w.meta)
+
+        def undo() -> None:
+            if created:
+                self.store.abandon(entry, session)
+            else:
+                self.store.detach(session, entry.number)
+
+        return Answer(record, entry, readonly, undo)
+
+    def _create(self, ticket: Ticket, request: protocol.Create) -> Answer:
+        entry, created = self.store.create(ticket, request)
+        return self._opened(ticket.session, entry, created)
+
+    def _publish(self, ticket: Ticket, request: protocol.Publish) -> Answer:
+        self.store.publish(ticket.session, request.segment)
+        return Answer(protocol.Done())
+
+    def _attach(self, ticket: Ticket, request: protocol.Attach) -> Answer:
+        entry = self.store.attach(ticket.session, request)
+        return self._opened(ticket.session, entry, False, request.readonly)
+
+    def _detach(self, ticket: Ticket, request: protocol.Detach) -> Answer:
+        self.store.detach(ticket.session, request.segment)
+        return Answer(protocol.Done())
+
+    def _free(self, ticket: Ticket, request: protocol.Free) -> Answer:
+        self.store.free(request.key)
+        return Answer(protocol.Done())
+
+    def _add(self, ticket: Ticket, request: protocol.Add) -> Answer:
+        return Answer(protocol.Value(self.store.rendezvous.add(ticket.session, request.key, request.amount)))
+
+    def _await(self, ticket: Ticket, request: protocol.Await) -> Answer:
+        value = self.store.rendezvous.await_counter(ticket, request.key, request.value, request.timeout)
+        return Answer(protocol.Value(value))
+
+    def _barrier(self, ticket: Ticket, request: protocol.Barrier) -> Answer:
+        self.store.rendezvous.barrier(ticket, request.name, request.parties, request.timeout)
+        return Answer(protocol.Done())
+
+    def _lock(self, ticket: Ticket, request: protocol.Lock) -> Answer:
+        self.store.rendezvous.acquire(ticket, request.name, request.token, request.timeout)
+
+        def undo() -> None:
+            self.store.rendezvous.release(ticket.session, request.name, request.token)
+
+        return Answer(protocol.Done(), undo=undo)
+
+    def _unlock(self, ticket: Ticket, request: protocol.Unlock) -> Answer:
+        self.store.rendezvous.release(ticket.session, request.name, request.token)
+        return Answer(protocol.Done())
+
+    def _mend(self, ticket: Ticket, request: protocol.Mend) -> Answer:
+        self.store.mend(ticket.session, request.segment)
+        return Answer(protocol.Done())
+
+    def _stuck(self, ticket: Ticket, request: protocol.Stuck) -> Answer:
+        entry = self.store.attached(ticket.session, request.segment)
+        return Answer(self.lease.judge(entry, request.chunk, request.thread))

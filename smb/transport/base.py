@@ -1,0 +1,117 @@
+"""The seam between a client and whatever carries its bytes to a daemon.
+
+A transport is one module that offers ``connect(where, options) -> Transport`` and a line in TRANSPORTS.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from smb import protocol
+from smb.errors import NotSupported, RequestError, SmbError
+
+Array = Any  # a C-contiguous numpy array or CPU torch tensor
+
+# scheme of an address -> module; tcp and rdma join when their modules do
+TRANSPORTS = {"unix": "smb.transport.shm"}
+PLANNED = ("tcp", "rdma")
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a connection needs besides its address."""
+
+    name: str  # for messages and `smb ls -v`
+    timeout: float = 30.0  # seconds that one answer of the daemon may take
+    token: str | None = None  # for tcp and rdma
+
+
+class Attachment(Protocol):
+    """A segment as one transport reaches it. Offsets and lengths in elements; ``threads`` is a hint.
+
+    Any thread may call; operations of one thread happen in the order in which they are called, and an
+    accumulate or exchange is applied exactly once when it returns. Errors do not know the segment's key.
+    After the daemon's death every method but rescue and close raises TransportError.
+    """
+
+    @property
+    def version(self) -> int:
+        """Updates of the segment that are completed."""
+
+    def read(self, out: Array, offset: int = 0, threads: int = 1) -> None: ...
+    def write(self, array: Array, offset: int = 0, threads: int = 1) -> int: ...
+    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int:
+        """``source`` is an array or another Attachment of the same transport."""
+
+    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1) -> int: ...
+    def wait(self, version: int, timeout: float) -> bool: ...
+    def rescue(self, out: Array, offset: int = 0) -> int:
+        """Read though the daemon is dead; NotSupported where nothing is left. Returns the torn chunks."""
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What create or attach gave."""
+
+    attachment: Attachment
+    reply: protocol.Opened
+
+
+class Transport(Protocol):
+    """One client's way to one daemon.
+
+    Any thread may call; each thread gets a connection of its own, so that one that waits in ``call`` holds
+    nobody up. ``call`` sees every earlier operation of its thread. Not to be used in a forked child.
+    RequestError leaves everything usable; after TransportError only close() is allowed.
+    """
+
+    @property
+    def name(self) -> str:
+        """ "local", "shm", "tcp" or "rdma"."""
+
+    def call(self, request: object, timeout: float) -> Any:
+        """Send a request of protocol.py's table, give its reply. The daemon may wait ``timeout`` seconds."""
+
+    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+        """Create or attach. ``initial`` is in place before anybody else can attach."""
+
+    def orphan(self) -> None:
+        """Called in a forked child: let go of what belongs to the parent, without a word to the daemon."""
+
+    def close(self) -> None:
+        """End the session. Twice is fine."""
+
+
+def split(address: str) -> tuple[str, str]:
+    """Scheme and the rest of ``unix:PATH``, ``tcp://HOST:PORT``, ``rdma://HOST:PORT`` or ``HOST:PORT``."""
+    scheme, colon, rest = address.partition(":")
+    if colon and scheme in (*TRANSPORTS, *PLANNED):
+        return scheme, rest.removeprefix("//")
+    if colon and rest.isdigit() and scheme and "/" not in scheme:
+        return "tcp", address
+    raise RequestError(
+        f"bad address {address!r}: unix:PATH, tcp://HOST:PORT, HOST:PORT or rdma://HOST:PORT is expected"
+    )
+
+
+def connect(address: str, options: Options) -> Transport:
+    """The transport for ``address``, connected. Raises TransportError when nobody answers there."""
+    scheme, where = split(address)
+    if scheme not in TRANSPORTS:
+        raise NotSupported(
+            f"{address}: this version has no {scheme} transport (known: {', '.join(TRANSPORTS)})"
+        )
+    if not where:
+        raise RequestError(f"bad address {address!r}: nothing behind {scheme}:")
+    module = importlib.import_module(TRANSPORTS[scheme])
+    transport: Transport = module.connect(where, options)
+    return transport
+
+
+def named(error: SmbError, what: str) -> SmbError:
+    """The same kind of error, naming the object that it is about."""
+    return type(error)(f"{what}: {error}")

@@ -1,0 +1,215 @@
+"""The transport to a daemon on this host: requests over a Unix socket, segments mapped into this process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from typing import Any
+
+from smb import protocol
+from smb.errors import Closed, ProtocolError, RequestError, SmbError, TransportError
+from smb.layout import unpack
+from smb.segment import Life
+from smb.transport.base import Array, Opening, Options
+from smb.transport.frames import close_all, receive_reply, send
+from smb.transport.mapped import attach, watched
+from smb.transport.threads import PerThread
+
+LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
+FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
+SLICE = 0.5  # seconds between two looks at whether the daemon lives; a forked child may keep its socket open
+
+
+class Connection:
+    """One thread's socket. After TransportError it is closed."""
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self._path = path
+        self._number = 0
+        self.life: Life | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._socket.settimeout(timeout)
+            self._socket.connect(path)
+            self._socket.settimeout(SLICE)
+        except OSError as error:
+            self._socket.close()
+            raise TransportError(f"no daemon answers at {path}: {error.strerror or error}") from error
+
+    def request(self, record: object, timeout: float, descriptors: list[int] | None = None) -> Any:
+        """Send ``record``, give the reply; descriptors that come with it are the caller's."""
+        operation = protocol.BY_REQUEST[type(record)]
+        self._number += 1
+        frame = protocol.pack(operation.code, self._number, record)
+        deadline = time.monotonic() + timeout
+
+        def idle() -> None:
+            if self.life and not self.life.alive:
+                raise ConnectionError("the daemon died")
+            if time.monotonic() > deadline:
+                raise ConnectionError(f"no answer to {type(record).__name__} in {timeout:g} s")
+
+        got: list[int] = []
+        try:
+            self._send(frame, timeout)
+            header, body = receive_reply(self._socket, protocol.MAX_REPLY, got, idle)
+            _check_answer(header, self._number, operation.code)
+            if header.status:
+                close_all(got)
+                got.clear()
+        except BaseException as error:
+            close_all(got)
+            self.close()
+            if isinstance(error, (OSError, ProtocolError)):
+                raise TransportError(f"daemon at {self._path}: {self._why(error)}") from error
+            raise
+        return self._reply(operation, header, body, got, descriptors)
+
+    def _send(self, frame: bytes, timeout: float) -> None:
+        large = len(frame) > LARGE
+        if large:
+            self._socket.settimeout(timeout)
+        send(self._socket, frame)
+        if large:
+            self._socket.settimeout(SLICE)
+
+    def _why(self, error: Exception) -> str:
+        gone = self.life and not self.life.alive
+        return f"the daemon died ({error})" if gone and "the daemon died" not in str(error) else str(error)
+
+    def _reply(
+        self,
+        operation: protocol.Operation,
+        header: protocol.Header,
+        body: bytes,
+        got: list[int],
+        descriptors: list[int] | None,
+    ) -> Any:
+        if header.status:
+            protocol.raise_failure(header, body)
+        if len(got) != operation.descriptors or (got and descriptors is None):
+            close_all(got)
+            raise TransportError(f"{len(got)} descriptors came with {operation.reply.__name__}")
+        if descriptors is not None:
+            descriptors.extend(got)
+        return unpack(operation.reply, body)
+
+    def end(self) -> None:
+        """Any thread: end the stream, which reaches the daemon even when a forked child keeps the socket."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self.end()
+        self._socket.close()
+
+    def orphan(self) -> None:
+        """In a forked child: close the child's copy only."""
+        self._socket.close()
+
+    def __del__(self) -> None:
+        sock = getattr(self, "_socket", None)
+        if sock is not None:
+            sock.close()
+
+
+def _check_answer(header: protocol.Header, number: int, operation: int) -> None:
+    answers = (number,) if not header.status else (number, 0)  # 0: our framing made no sense to the daemon
+    if header.number not in answers or (not header.status and header.operation != operation):
+        raise ProtocolError(f"answer to request {header.number} instead of {number}")
+
+
+class ShmTransport:
+    """One client of a daemon on this host."""
+
+    name = "shm"
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._path, self._options = path, options
+        self._session = self._secret = 0
+        self._life: Life | None = None
+        self._lease = 0.0
+        self._failed = ""  # the TransportError after which nothing works any more
+        self._closed = False
+        self._connections = PerThread(self._connect)
+        self._connections.get()
+
+    def _connect(self) -> Connection:
+        connection = Connection(self._path, self._options.timeout)
+        hello = protocol.Hello(protocol.VERSION, self._session, self._secret, self._options.name)
+        descriptors: list[int] = []
+        try:
+            welcome: protocol.Welcome = connection.request(hello, self._options.timeout, descriptors)
+            if self._life is None:
+                self._life = Life.attach(descriptors[0])
+                self._session, self._secret = welcome.session, welcome.secret
+                self._lease = welcome.lease
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            close_all(descriptors)
+        connection.life = self._life
+        return connection
+
+    def call(self, request: object, timeout: float) -> Any:
+        return self._request(request, timeout)
+
+    def _request(self, request: object, timeout: float, descriptors: list[int] | None = None) -> Any:
+        if self._closed:
+            raise Closed("this box is closed")
+        if self._failed:
+            raise TransportError(self._failed)
+        if self._life and not self._life.alive:
+            self._failed = f"daemon at {self._path}: the daemon died"
+            raise TransportError(self._failed)
+        try:
+            return self._connections.get().request(request, timeout + self._options.timeout, descriptors)
+        except RequestError:
+            raise
+        except TransportError as error:
+            self._connections.drop()
+            self._failed = str(error)
+            raise
+        except BaseException:  # the answer is still under way: this connection's state is unknown
+            self._connections.drop()
+            raise
+
+    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+        descriptors: list[int] = []
+        wait = request.timeout if isinstance(request, protocol.Create) else 0.0
+        reply: protocol.Opened = self._request(request, wait, descriptors)
+        try:
+            assert self._life is not None  # there was a Hello
+            mapping = attach(descriptors, reply, request, self._life)
+            if reply.created and initial is not None:
+                mapping.initialise(initial)
+                self._request(protocol.Publish(reply.segment), 0.0)
+        except BaseException:
+            with contextlib.suppress(SmbError):
+                self._request(protocol.Detach(reply.segment), 0.0)
+            raise
+        finally:
+            close_all(descriptors)
+        return watched(mapping, reply, self, self._lease)
+
+    def orphan(self) -> None:
+        self._closed = True
+        self._connections.each(Connection.orphan)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        with contextlib.suppress(SmbError):
+            self._request(protocol.Bye(), min(0.0, FAREWELL - self._options.timeout))
+        self._closed = True
+        self._connections.close()
+
+
+def connect(where: str, options: Options) -> ShmTransport:
+    """Connect to the daemon whose socket is the file ``where``."""
+    if len(os.fsencode(where)) > 107:
+        raise RequestError(f"socket path {where!r} is longer than the kernel's 107 bytes")
+    return ShmTransport(where, options)
