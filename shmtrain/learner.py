@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-import prototxt
-from prototxt.net import Outcome
+from prototxt.net import Net, Outcome
 from shmtrain import snapshot
 from shmtrain.config import NetSource, TrainConfig
 from shmtrain.log import Log
@@ -18,13 +17,13 @@ from shmtrain.snapshot import Names, SnapshotError, State, WorkerState
 from shmtrain.solver import RateState, Updater, learning_rate
 
 
-def open_net(source: NetSource, config: TrainConfig, role: Role) -> prototxt.Net:
+def open_net(source: NetSource, config: TrainConfig, role: Role) -> Net:
     """Build a net of the configuration for this worker; its readers take this worker's share of the data.
 
     A test net is read whole by whoever tests.
     """
     alone = source.phase == "TEST"
-    return prototxt.Net(
+    return Net(
         source.source(),
         source.phase,
         stages=source.stages,
@@ -44,7 +43,7 @@ class Learner:
     """
 
     config: TrainConfig
-    net: prototxt.Net
+    net: Net
     role: Role
     log: Log
     iteration: int = 0

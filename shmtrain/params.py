@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from prototxt import Net
+    from prototxt.net import Net
     from prototxt.registry import Learnable
 
 F32 = npt.NDArray[np.float32]
@@ -78,8 +78,10 @@ class Params:
         self.trained_vector = self.vector[: self.trained]
         self.trained_gradient = self.gradient[: self.trained]
         self.array: F32 = self.vector.numpy()
-        for slot in self.slots:
-            net.set_param(slot.layer, slot.index, *self.views(slot))
+        for slot, (_, learnable) in zip(self.slots, ordered, strict=True):
+            weights, gradient = self.views(slot)
+            weights.copy_(learnable.param.detach())
+            net.set_param(slot.layer, slot.index, weights, gradient)
         self.runs = tuple(self._merge_runs())
 
     def views(self, slot: Slot) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-import prototxt
+from prototxt.net import Net
 from shmtrain.config import TestRun, TrainConfig
 from shmtrain.learner import Learner, open_net
 from shmtrain.log import Log, number, outputs
@@ -37,7 +37,7 @@ class Tester:
     def __init__(self, learner: Learner, log: Log) -> None:
         self._learner, self._log = learner, log
         self._config: TrainConfig = learner.config
-        self.nets: list[prototxt.Net] = []
+        self.nets: list[Net] = []
         for index, test in enumerate(self._config.tests):
             log.info(f"Creating test net (#{index}) specified by {test.net.label}")
             net = open_net(test.net, self._config, learner.role)
@@ -58,7 +58,7 @@ class Tester:
         return [self._test(i, net, run, iteration, poll) for i, (net, run) in enumerate(pairs)]
 
     def _test(
-        self, index: int, net: prototxt.Net, run: TestRun, iteration: int, poll: Callable[[], None]
+        self, index: int, net: Net, run: TestRun, iteration: int, poll: Callable[[], None]
     ) -> Score:
         self._log.info(f"Iteration {iteration}, Testing net (#{index})")
         net.share_with(self._learner.net)
@@ -76,7 +76,7 @@ class Tester:
         self._report(net, mean_loss, means)
         return Score(index, mean_loss, means)
 
-    def _report(self, net: prototxt.Net, loss: float | None, means: dict[str, list[float]]) -> None:
+    def _report(self, net: Net, loss: float | None, means: dict[str, list[float]]) -> None:
         if loss is not None:
             self._log.info(f"Test loss: {number(loss)}")
         for line in output_lines(net, means):
@@ -88,9 +88,9 @@ class Tester:
             net.close()
 
 
-def output_lines(net: prototxt.Net, values: dict[str, list[float]]) -> list[str]:
+def output_lines(net: Net, values: dict[str, list[float]]) -> list[str]:
     """The log's lines of net outputs: one a value, the outputs alphabetical, as the original counts them."""
-    weights = net.loss_weights
+    weights = net.blob_loss_weights
     flat = [(name, value) for name in sorted(values) for value in values[name]]
     return outputs(
         [name for name, _ in flat],

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-import prototxt
+from prototxt.net import Net as TorchNet
 from shmtrain.pycaffe.settings import next_seed
 
 TRAIN, TEST = 0, 1
@@ -14,7 +14,7 @@ TRAIN, TEST = 0, 1
 Path = str | os.PathLike[str]
 
 
-class Net(prototxt.Net):
+class Net(TorchNet):
     """``Net(file, phase, level=0, stages=None, weights=None)``; deprecated: ``Net(file, weights, phase)``."""
 
     def __init__(

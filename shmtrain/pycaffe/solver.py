@@ -8,7 +8,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import prototxt
+from prototxt.net import Net
+from prototxt.text import parse_solver
 from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.exchange.none import NoExchange
@@ -51,7 +52,7 @@ class Solver:
         self.test_nets = self._trainer.tester().nets
 
     @property
-    def net(self) -> prototxt.Net:
+    def net(self) -> Net:
         return self._learner.net
 
     @property
@@ -146,4 +147,4 @@ SOLVERS: dict[str, type[Solver]] = {
 
 def get_solver(path: str | os.PathLike[str]) -> Solver:
     """The solver that the file's ``type`` names."""
-    return SOLVERS[prototxt.parse_solver(path).type](path)
+    return SOLVERS[parse_solver(path).type](path)
