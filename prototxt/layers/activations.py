@@ -1,7 +1,7 @@
 """Layers that work element by element.
 
-In place they give the gradient of what they compute. The original's BNLL, Clip, Power and Log (and ReLU with a
-slope below 0) read their own output as if it were the input there, and get another one.
+In place they give the gradient of what they compute. The original's BNLL, Clip, Power and Log (and ReLU with
+a slope below 0) read their own output as if it were the input there, and get another one.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def power(spec: LayerSpec, bottoms: list[Shape]) -> Built:
 
 
 def _power_of_line(exponent: float, scale: float, shift: float) -> Function:
-    line = _line(scale, shift)
+    line = _Line(scale, shift)
     if exponent == 1:
         return line
     if exponent == 2:
@@ -99,19 +99,17 @@ def _power_of_line(exponent: float, scale: float, shift: float) -> Function:
     return lambda x: line(x).pow(exponent)
 
 
-def _line(scale: float, shift: float) -> nn.Module:
-    """x -> shift + scale x, without the operations that change nothing. Never the bottom itself."""
-    return _Line(scale, shift)
-
-
 class _Line(nn.Module):
+    """x -> shift + scale x, without the operations that change nothing. Never the bottom itself."""
+
     def __init__(self, scale: float, shift: float) -> None:
         super().__init__()
         self.scale, self.shift = scale, shift
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x * self.scale
-        return y if self.shift == 0 else y + self.shift
+        if self.shift == 0:
+            return x * self.scale
+        return (x if self.scale == 1 else x * self.scale) + self.shift
 
 
 @layer("Exp")
@@ -119,7 +117,7 @@ def exp(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """base^(shift + scale x); base -1 stands for e."""
     p = spec.exp_param
     log_base = _log_of_base(spec, p.base)
-    line = _line(p.scale * log_base, p.shift * log_base)
+    line = _Line(p.scale * log_base, p.shift * log_base)
     return like_bottom(spec, bottoms, lambda x: line(x).exp())
 
 
@@ -130,7 +128,7 @@ def log(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     log_base = _log_of_base(spec, p.base)
     if log_base == 0:
         raise spec.error("base must not be 1")
-    line = _line(p.scale, p.shift)
+    line = _Line(p.scale, p.shift)
     return like_bottom(spec, bottoms, lambda x: line(x).log() / log_base)
 
 

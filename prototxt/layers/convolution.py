@@ -62,7 +62,9 @@ def _per_axis(spec: LayerSpec, name: str, axes: int, default: int | None) -> Sha
             raise spec.error(f"{name} must be set")
         return (default or 0,) * axes
     if len(values) not in (1, axes):
-        raise spec.error(f"{name} is given {len(values)} times for {axes} spatial axes: give it once, or {axes}")
+        raise spec.error(
+            f"{name} is given {len(values)} times for {axes} spatial axes: give it once, or {axes}"
+        )
     return tuple(values * axes if len(values) == 1 else values)
 
 
@@ -92,14 +94,24 @@ def patches(x: Tensor, windows: Windows) -> Tensor:
 class Convolution(nn.Module):
     """One set of weights over each bottom. ``axis`` is the channel axis: all before it is batch."""
 
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(
-        self, weight: nn.Parameter, bias: nn.Parameter | None, windows: Windows, group: int, axis: int, turned: bool
+        self,
+        *,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        windows: Windows,
+        group: int,
+        axis: int,
+        turned: bool,
     ) -> None:
         super().__init__()
         self.weight = weight
         self.register_parameter("bias", bias)
         self.windows, self.group, self.axis, self.turned = windows, group, axis, turned
-        self.dense = _CONV.get(len(windows.kernel)) if not turned else None
+        self.dense: Any = _CONV.get(len(windows.kernel)) if not turned else None
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
         tops = tuple([self.one(x) for x in bottoms])
@@ -115,10 +127,11 @@ class Convolution(nn.Module):
     def batched(self, x: Tensor) -> Tensor:
         w = self.windows
         if self.dense is not None:
-            return self.dense(x, self.weight, self.bias, w.stride, w.pad, w.dilation, self.group)
+            y: Tensor = self.dense(x, self.weight, self.bias, w.stride, w.pad, w.dilation, self.group)
+            return y
         if self.turned:
             run = _DECONV[len(w.kernel)]
-            y: Tensor = run(x, self.weight, self.bias, w.stride, w.pad, 0, self.group, w.dilation)
+            y = run(x, self.weight, self.bias, w.stride, w.pad, 0, self.group, w.dilation)
             return y
         return self.general(x)
 
@@ -160,11 +173,13 @@ def _build(spec: LayerSpec, bottoms: list[Shape], turned: bool) -> Built:
         raise spec.error(f"Deconvolution works over 1 to 3 spatial axes, not {len(spatial)}")
     made = windows.spread(spatial) if turned else windows.positions(spatial)
     if any(size < 1 for size in made):
-        raise spec.error(f"kernel {shape_text(windows.extent)} does not fit into {shape_text(spatial)} with its pad")
+        raise spec.error(
+            f"kernel {shape_text(windows.extent)} does not fit into {shape_text(spatial)} with its pad"
+        )
     across = (channels, outputs // group) if turned else (outputs, channels // group)
     weight = parameter((*across, *windows.kernel), p.weight_filler, spec)
     bias = parameter((outputs,), p.bias_filler, spec) if p.bias_term else None
-    module = Convolution(weight, bias, windows, group, axis, turned)
+    module = Convolution(weight=weight, bias=bias, windows=windows, group=group, axis=axis, turned=turned)
     top = (*bottom[:axis], outputs, *made)
     return Built(module, [top] * len(bottoms), [weight] if bias is None else [weight, bias])
 
@@ -202,7 +217,9 @@ def im2col(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     windows = _windows(spec, len(spatial))
     positions = windows.positions(spatial)
     if any(size < 1 for size in positions):
-        raise spec.error(f"kernel {shape_text(windows.extent)} does not fit into {shape_text(spatial)} with its pad")
+        raise spec.error(
+            f"kernel {shape_text(windows.extent)} does not fit into {shape_text(spatial)} with its pad"
+        )
     channels = bottom[axis] * count(windows.kernel)
 
     def run(x: Tensor) -> Tensor:

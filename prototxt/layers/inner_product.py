@@ -11,6 +11,9 @@ from prototxt.registry import Built, LayerSpec, Shape, layer
 
 
 class InnerProduct(nn.Module):
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None, axis: int, transpose: bool) -> None:
         super().__init__()
         self.weight = weight
@@ -46,6 +49,9 @@ def inner_product(spec: LayerSpec, bottoms: list[Shape]) -> Built:
 
 
 class Embed(nn.Module):
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+
     def __init__(self, spec: LayerSpec, weight: nn.Parameter, bias: nn.Parameter | None) -> None:
         super().__init__()
         self.spec = spec

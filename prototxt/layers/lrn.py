@@ -1,7 +1,7 @@
 """Local response normalisation: y = x (k + alpha/size sum of x^2 over a window)^-beta.
 
-The native kernels go over the data once, forward and backward, and keep nothing but x between the two. They take
-contiguous float32 on the CPU; anything else goes through torch operations of the same meaning.
+The native kernels go over the data once, forward and backward, and keep nothing but x between the two. They
+take contiguous float32 on the CPU; anything else goes through torch operations of the same meaning.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class NativeLRN(torch.autograd.Function):
         return y
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         (x,) = ctx.saved_tensors
         lrn, dy = ctx.lrn, dy.contiguous()
