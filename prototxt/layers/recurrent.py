@@ -1,8 +1,8 @@
 """LSTM, RNN and LSTMUnit over streams of time steps, (T, N, ..): T steps of N independent streams.
 
-``cont`` (T, N) is 0 where a stream begins anew: the state before that step counts as zero. What is left of the
-state after the last step is the next forward's beginning, without a gradient; with expose_hidden the caller
-brings it and gets it as bottoms and tops, without a gradient too, as in Caffe.
+``cont`` (T, N) is 0 where a stream begins anew: the state before that step counts as zero. What is left of
+the state after the last step is the next forward's beginning, without a gradient; with expose_hidden the
+caller brings it and gets it as bottoms and tops, without a gradient too, as in Caffe.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Recurrent(nn.Module):
 
 
 def lstm_step(gates: Tensor, keep: Tensor, cell: Tensor) -> tuple[Tensor, Tensor]:
-    """c' = f c + i g and h' = o tanh c', from gates (N, 4 H) in the order i, f, o, g; f counts times ``keep``."""
+    """c' = keep f c + i g and h' = o tanh c', from gates (N, 4 H) in the order i, f, o, g."""
     i, f, o, g = gates.chunk(4, 1)
     cell = keep * torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
     return cell, torch.sigmoid(o) * torch.tanh(cell)
@@ -150,7 +150,8 @@ def _built(module: Recurrent, bottoms: list[Shape], blobs: list[nn.Parameter]) -
     tops: list[Shape] = [(steps, streams, outputs)]
     if module.wiring.exposed:
         tops += [(1, streams, outputs)] * module.parts
-    return Built(module, tops, blobs, labels=frozenset({1}))
+    given = range(len(bottoms) - module.parts, len(bottoms)) if module.wiring.exposed else ()
+    return Built(module, tops, blobs, labels=frozenset({1, *given}))
 
 
 @layer("LSTM")
