@@ -104,8 +104,8 @@ class Mapping(_native.Mapping):
 
     on_stuck(chunk, tid, seconds)   called about each second while a living thread keeps a lock that an
                                     operation here waits for; what it raises ends the operation
-    on_torn(chunk)                  called after 10 ms, then every 10 ms, while a read-only reader finds a chunk
-                                    that a dead writer left half-written; should have the daemon repair() it
+    on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk that a dead writer
+                                    left half-written; should have the daemon repair() it
     patience                        seconds without progress after which an operation gives up
     """
 
@@ -114,7 +114,7 @@ class Mapping(_native.Mapping):
     patience: float = 60.0
 
     def __init__(
-        self, control_fd: int, payload_fd: int, count: int, dtype: str, readonly: bool, life: Life | None
+        self, control_fd: int, payload_fd: int, count: int, dtype: str, *, readonly: bool, life: Life | None
     ) -> None:
         super().__init__(control_fd, payload_fd, count, dtype, readonly, life.native if life else None)
         self._control_fd = control_fd
@@ -138,7 +138,7 @@ class Mapping(_native.Mapping):
         try:
             fds.append(_memory_file("smb-control", _native.control_bytes(nbytes), _SIZE_SEALS))
             fds.append(_memory_file("smb-payload", nbytes, _SIZE_SEALS))
-            mapping = cls(fds[0], fds[1], count, dtype, False, None)
+            mapping = cls(*fds, count, dtype, readonly=False, life=None)
             mapping._make_present(prefault_threads)
             if initial is not None:
                 mapping.initialise(initial, prefault_threads)
@@ -172,7 +172,7 @@ class Mapping(_native.Mapping):
         try:
             fds.append(os.dup(control_fd))
             fds.append(os.dup(payload_fd))
-            mapping = cls(fds[0], fds[1], count, dtype, readonly, life)
+            mapping = cls(*fds, count, dtype, readonly=readonly, life=life)
             mapping._make_present(prefault_threads)
         except BaseException:
             for fd in fds:
@@ -191,7 +191,7 @@ class Mapping(_native.Mapping):
         return self._payload_fd
 
     def readonly_fds(self) -> tuple[int, int]:
-        """New descriptors of the control and payload files that cannot be mapped writable; the caller closes them."""
+        """New descriptors of both files that cannot be mapped writable; the caller closes them."""
         control = os.open(f"/proc/self/fd/{self._control_fd}", os.O_RDONLY | os.O_CLOEXEC)
         try:
             return control, os.open(f"/proc/self/fd/{self._payload_fd}", os.O_RDONLY | os.O_CLOEXEC)

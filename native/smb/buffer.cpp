@@ -54,16 +54,30 @@ DType dtype_of_torch(PyObject* dtype) {
   return found;
 }
 
-bool is_true(PyObject* object, const char* attribute, bool call) {
-  PyObject* result = call ? PyObject_CallMethod(object, attribute, nullptr) : PyObject_GetAttrString(object, attribute);
+// Attribute and method names of a tensor, made once: a lookup by C string builds a new one each time.
+struct TensorNames {
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* is_cpu = PyUnicode_InternFromString("is_cpu");
+  PyObject* is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+};
+
+const TensorNames& tensor_names() {
+  static const TensorNames names;
+  return names;
+}
+
+// Takes result's reference; false with the error set when there is none.
+bool is_true(PyObject* result) {
   if (result == nullptr) return false;
   const int truth = PyObject_IsTrue(result);
   Py_DECREF(result);
   return truth == 1;
 }
 
-bool number(PyObject* object, const char* method, size_t* out) {
-  PyObject* result = PyObject_CallMethod(object, method, nullptr);
+bool number(PyObject* object, PyObject* method, size_t* out) {
+  PyObject* result = PyObject_CallMethodNoArgs(object, method);
   if (result == nullptr) return false;
   *out = PyLong_AsSize_t(result);
   Py_DECREF(result);
@@ -112,19 +126,24 @@ bool Array::take(PyObject* object, bool writable, const char* what) {
 }
 
 bool Array::take_tensor(PyObject* object, const char* what) {
-  PyObject* type = PyObject_HasAttrString(object, "data_ptr") ? PyObject_GetAttrString(object, "dtype") : nullptr;
-  if (type == nullptr) {
+  const TensorNames& names = tensor_names();
+  PyObject* type = PyObject_GetAttr(object, names.dtype);
+  if (type == nullptr || !PyObject_HasAttr(object, names.data_ptr)) {
     PyErr_Clear();
+    Py_XDECREF(type);
     raise("TypeMismatch", "%s: must be a numpy array or a CPU torch tensor, got %s", what, Py_TYPE(object)->tp_name);
     return false;
   }
   dtype = dtype_of_torch(type);
-  const bool fits = dtype.size && is_true(object, "is_cpu", false) && is_true(object, "is_contiguous", true);
+  const bool fits = dtype.size && is_true(PyObject_GetAttr(object, names.is_cpu)) &&
+                    is_true(PyObject_CallMethodNoArgs(object, names.is_contiguous));
   PyErr_Clear();
-  if (!fits) raise("TypeMismatch", "%s: must be a contiguous CPU tensor of a type that segments hold, got %S", what, type);
+  if (!fits) {
+    raise("TypeMismatch", "%s: must be a contiguous CPU tensor of a type that segments hold, got %S", what, type);
+  }
   Py_DECREF(type);
   size_t address = 0;
-  if (!fits || !number(object, "data_ptr", &address) || !number(object, "numel", &count)) return false;
+  if (!fits || !number(object, names.data_ptr, &address) || !number(object, names.numel, &count)) return false;
   data = reinterpret_cast<void*>(address);
   Py_INCREF(object);
   tensor_ = object;
