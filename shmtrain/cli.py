@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from shmtrain.exchange import ALGORITHMS, WAYS
 
 if TYPE_CHECKING:
-    from shmtrain.config import Options
+    from shmtrain.options import Options
 
 TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
@@ -105,8 +105,9 @@ def _train(argv: Sequence[str]) -> int:
     args = p.parse_args(argv)
     from prototxt.errors import PrototxtError
     from shmtrain import launch
-    from shmtrain.config import ConfigError, TrainConfig
+    from shmtrain.config import TrainConfig
     from shmtrain.handover import Console
+    from shmtrain.options import ConfigError
 
     if args.stuck <= 0:
         p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
@@ -122,7 +123,7 @@ def _train(argv: Sequence[str]) -> int:
 
 def _options(args: argparse.Namespace) -> Options:
     """The part of the command line that the configuration is made of."""
-    from shmtrain.config import Options
+    from shmtrain.options import Options
 
     return Options(
         workers=args.workers,

@@ -126,21 +126,12 @@ class _Launch:
     # The start -------------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
-        first, sharing = self._first, self._first.config.sharing
+        first = self._first
         where = "in the launcher" if first.box.embedded else "outside"
         self._log.info(
-            f"Job {first.job}: {sharing.workers} workers, launcher pid {first.pid}, memory box {where} at"
+            f"Job {first.job}: {first.world} workers, launcher pid {first.pid}, memory box {where} at"
             f" {first.box.address}"
         )
-        self._log.info(
-            f"Exchange: {sharing.algorithm}, {sharing.exchange}, alpha = {sharing.alpha:.6g},"
-            f" tau = {sharing.tau}"
-        )
-        self._log.info(
-            f"Iterations count the batches of all workers, which share max_iter ="
-            f" {first.config.schedule.max_iter} between them (termination: {sharing.termination})"
-        )
-        self._log.info(f"Learning rate: {sharing.lr_rule.describe(sharing.workers)}")
 
     def _start(self) -> None:
         """Start all workers; the fork server ignores the terminal and keeps its socket in our folder."""
@@ -148,7 +139,9 @@ class _Launch:
         context.set_forkserver_preload([PRELOAD])
         threads = str(worker_threads(self._first.config))
         os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)  # read when torch is loaded
-        with ignored(), _temporary_files_in(self._first.box.folder):
+        # Where multiprocessing puts the fork server's socket: by itself it would leave a folder when killed.
+        multiprocessing.current_process()._config["tempdir"] = self._first.box.folder  # type: ignore[attr-defined]
+        with ignored():
             self._workers = [self._start_one(context, rank) for rank in range(self._first.world)]
 
     def _start_one(self, context: ForkServerContext, rank: int) -> Watched:
@@ -210,13 +203,3 @@ class _Launch:
         if not self._forced:
             self._log.error("All workers have died; the last snapshot, if any, is what is left")
         return FAILED
-
-
-@contextmanager
-def _temporary_files_in(folder: str) -> Iterator[None]:
-    """What multiprocessing makes meanwhile lies in ``folder``, and so goes with it."""
-    before, tempfile.tempdir = tempfile.tempdir, folder
-    try:
-        yield
-    finally:
-        tempfile.tempdir = before

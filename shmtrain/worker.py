@@ -12,7 +12,7 @@ import torch
 
 import smb
 from prototxt.errors import PrototxtError
-from shmtrain.config import ConfigError, TrainConfig
+from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Meeting
@@ -23,6 +23,7 @@ from shmtrain.handover import Console, Handover, counter_key, worker_threads
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
 from shmtrain.log import Log
+from shmtrain.options import ConfigError
 from shmtrain.reports import Reports
 from shmtrain.rescue import Rescue
 from shmtrain.role import Alone
@@ -106,7 +107,7 @@ class _Worker:
         member.wait_for_all(handover.console.stuck)
         place = Place(progress, handover.rank, learner.iteration, self._config.schedule.max_iter)
         sharing = self._config.sharing
-        counting = open_counting(sharing.termination, place, lambda: self._tickets(box))
+        counting = open_counting(sharing.termination, place, lambda: self._tickets(box), handover.tickets)
         exchange = open_exchange(sharing.algorithm, self._meeting(member, center, learner))
         _loop(Trainer(learner, exchange, counting, member, self._reports), handover.console)
         member.enter(State.CLOSED)
@@ -126,7 +127,7 @@ class _Worker:
         threads = torch.get_num_threads()
         self._told.info(
             f"{self._name} of {self._handover.world}: center {'created' if center.created else 'attached'}"
-            f" ({params.n} floats) by transport {center.transport}, {threads} torch threads"
+            f" ({params.n} floats) by transport {center.transport}, torch threads: {threads}"
         )
         return center
 

@@ -97,10 +97,10 @@ class SharedCounting(_Rank):
     What a worker had claimed when it died is lost with it (less than a quota) and counts as done.
     """
 
-    def __init__(self, place: Place, tickets: Counter) -> None:
-        """``tickets`` is the job's counter in the box: iterations claimed by all, 0 at the start."""
+    def __init__(self, place: Place, tickets: Counter, begun: int) -> None:
+        """``tickets`` is the job's counter in the box: iterations claimed by all, ``begun`` at the start."""
         super().__init__(place)
-        self._tickets = tickets
+        self._tickets, self._begun = tickets, begun
         self._quota = quota(place.max_iter - place.start, self._workers)
         self._next = self._end = 0
 
@@ -112,7 +112,7 @@ class SharedCounting(_Rank):
         return self._next - 1
 
     def _take(self) -> bool:
-        first = self._start + self._tickets.add(self._quota)
+        first = self._start - self._begun + self._tickets.add(self._quota)
         end = min(first + self._quota, self._max_iter)
         if first >= end:
             return False
@@ -141,6 +141,13 @@ class RuleCounting(_Rank):
         return min(self._start + rows.total, self._max_iter - 1)
 
 
-def open_counting(rule: str, place: Place, tickets: Callable[[], Counter]) -> SharedCounting | RuleCounting:
-    """``rule``: counter, master, fastest or mean; ``tickets`` opens the job's counter where it is needed."""
-    return SharedCounting(place, tickets()) if rule == "counter" else RuleCounting(place, RULES[rule])
+def open_counting(
+    rule: str, place: Place, tickets: Callable[[], Counter], begun: int = 0
+) -> SharedCounting | RuleCounting:
+    """``rule``: counter, master, fastest or mean.
+
+    ``tickets`` opens the job's counter where it is needed; it stood at ``begun`` when the job began.
+    """
+    if rule == "counter":
+        return SharedCounting(place, tickets(), begun)
+    return RuleCounting(place, RULES[rule])
