@@ -104,8 +104,8 @@ class Mapping(_native.Mapping):
 
     on_stuck(chunk, tid, seconds)   called about each second while a living thread keeps a lock that an
                                     operation here waits for; what it raises ends the operation
-    on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk that a dead writer
-                                    left half-written; should have the daemon repair() it
+    on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk half-written by a
+                                    dead writer; should have the daemon repair() it
     patience                        seconds without progress after which an operation gives up
     """
 
@@ -138,7 +138,7 @@ class Mapping(_native.Mapping):
         try:
             fds.append(_memory_file("smb-control", _native.control_bytes(nbytes), _SIZE_SEALS))
             fds.append(_memory_file("smb-payload", nbytes, _SIZE_SEALS))
-            mapping = cls(*fds, count, dtype, readonly=False, life=None)
+            mapping = cls(fds[0], fds[1], count, dtype, readonly=False, life=None)
             mapping._make_present(prefault_threads)
             if initial is not None:
                 mapping.initialise(initial, prefault_threads)
@@ -172,7 +172,7 @@ class Mapping(_native.Mapping):
         try:
             fds.append(os.dup(control_fd))
             fds.append(os.dup(payload_fd))
-            mapping = cls(*fds, count, dtype, readonly=readonly, life=life)
+            mapping = cls(fds[0], fds[1], count, dtype, readonly=readonly, life=life)
             mapping._make_present(prefault_threads)
         except BaseException:
             for fd in fds:
