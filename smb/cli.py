@@ -1,0 +1,222 @@
+"""The command ``smb``: run a memory box, look into one, move arrays in and out.
+
+Exit codes: 0 done, 1 it failed, 2 wrong usage. Nothing heavy is imported before a command needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import smb
+
+if TYPE_CHECKING:
+    from smb.client import Box
+
+STAT = ("key", "count", "dtype", "nbytes", "lifetime", "version", "sessions", "owner", "age", "meta")
+EPILOG = "ADDRESS is unix:PATH; without it $SMB_ADDRESS, else the user's own daemon at the default socket."
+
+
+def size(text: str) -> int:
+    from smb.memory import parse
+
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(
+        prog="smb", description="Soft Memory Box: named memory that processes share.", epilog=EPILOG
+    )
+    top.add_argument("--version", action="version", version=f"smb {smb.__version__}")
+    commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
+
+    serve = commands.add_parser("serve", help="run a daemon until SIGTERM or SIGINT")
+    serve.add_argument("--unix", metavar="PATH", help="socket to listen at (default: the user's own)")
+    serve.add_argument(
+        "--memory-limit", type=size, metavar="SIZE", help="what all segments may take, such as 4G"
+    )
+    serve.add_argument(
+        "--lease",
+        type=positive,
+        default=30.0,
+        metavar="S",
+        help="kill a client that keeps others waiting for a lock longer than S seconds (default: 30)",
+    )
+    serve.add_argument("--verbose", "-v", action="store_true", help="log sessions too")
+
+    client = argparse.ArgumentParser(add_help=False)
+    client.add_argument("--address", "-a", metavar="ADDRESS", help="the daemon (see `smb --help`)")
+
+    ls = commands.add_parser("ls", parents=[client], help="list the segments", epilog=EPILOG)
+    ls.add_argument("--verbose", "-v", action="store_true", help="and the sessions")
+    ls.add_argument("prefix", nargs="?", default="", help="only keys that start so")
+    stat = commands.add_parser("stat", parents=[client], help="one segment's figures", epilog=EPILOG)
+    stat.add_argument("key")
+    get = commands.add_parser(
+        "get", parents=[client], help="copy a segment into a .npy or raw file", epilog=EPILOG
+    )
+    get.add_argument("key")
+    get.add_argument("file", help="NAME.npy, any other name for raw elements, or - for raw on stdout")
+    put = commands.add_parser(
+        "put", parents=[client], help="copy a .npy or raw file into a segment", epilog=EPILOG
+    )
+    put.add_argument("key")
+    put.add_argument("file", help="NAME.npy, any other name for raw elements, or - for raw from stdin")
+    put.add_argument("--dtype", default="float32", help="of raw elements (default: float32)")
+    free = commands.add_parser("free", parents=[client], help="take a segment's key away", epilog=EPILOG)
+    free.add_argument("key", nargs="+")
+    return top
+
+
+def serve(options: argparse.Namespace) -> int:
+    import logging
+    import resource
+
+    from smb.embedded import serve as start
+
+    logging.basicConfig(
+        level=logging.INFO if options.verbose else logging.WARNING,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
+    signals = {signal.SIGTERM, signal.SIGINT}
+    signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: all of them inherit it
+    with start(unix=options.unix, memory_limit=options.memory_limit, lease=options.lease) as daemon:
+        print("listening at", *daemon.addresses, flush=True)
+        signal.sigwait(signals)
+    return 0
+
+
+def connect(options: argparse.Namespace) -> Box:
+    """A box of somebody else: one inside this process would be empty."""
+    from smb.embedded import connect as to
+    from smb.embedded import running
+    from smb.transport.base import Options
+
+    address = options.address or os.environ.get("SMB_ADDRESS")
+    if address:
+        return to(address, name="smb")
+    try:
+        return running(Options("smb"))
+    except smb.TransportError as error:
+        raise smb.TransportError(f"{error} (start a daemon with `smb serve`)") from error
+
+
+def ls(options: argparse.Namespace) -> int:
+    from smb.memory import show
+
+    with connect(options) as box:
+        for row in box.stats(options.prefix):
+            print(f"{row.key}\t{row.count} x {row.dtype}\t{show(row.nbytes)}\t{row.lifetime}\tv{row.version}")
+        if options.verbose:
+            for session in box.sessions():
+                keys = " ".join(session["segments"]) or "-"
+                print(f"session pid {session['pid']}\t{session['name']}\t{keys}")
+    return 0
+
+
+def stat(options: argparse.Namespace) -> int:
+    with connect(options) as box:
+        row = box.stat(options.key)
+        for name in STAT:
+            value = getattr(row, name)
+            print(f"{name}: {f'{value:.1f} s' if name == 'age' else value}")
+    return 0
+
+
+def get(options: argparse.Namespace) -> int:
+    import numpy as np
+
+    with connect(options) as box, box.attach(options.key, readonly=True) as segment:
+        array = segment.read()
+    if options.file == "-":
+        sys.stdout.buffer.write(array.tobytes())
+        sys.stdout.buffer.flush()
+    elif options.file.endswith(".npy"):
+        np.save(options.file, array, allow_pickle=False)
+    else:
+        array.tofile(options.file)
+    return 0
+
+
+def _load(options: argparse.Namespace) -> Any:
+    import numpy as np
+
+    if options.file.endswith(".npy"):
+        return np.ascontiguousarray(np.load(options.file, allow_pickle=False)).reshape(-1)
+    if options.file == "-":
+        data = sys.stdin.buffer.read()
+    else:
+        with open(options.file, "rb") as file:
+            data = file.read()
+    item = np.dtype(options.dtype).itemsize
+    if len(data) % item:
+        raise ValueError(f"{options.file}: {len(data)} bytes are no whole number of {options.dtype}")
+    return np.frombuffer(data, options.dtype)
+
+
+def put(options: argparse.Namespace) -> int:
+    from smb.protocol import DTYPES
+
+    if options.dtype not in DTYPES:
+        raise ValueError(f"dtype {options.dtype!r} is none of {', '.join(DTYPES)}")
+    array = _load(options)
+    with connect(options) as box:
+        if options.key in box.list(options.key):
+            with box.attach(options.key) as segment:
+                if array.size != segment.count:
+                    raise ValueError(
+                        f"segment {options.key!r} has {segment.count} elements, the file {array.size}"
+                    )
+                segment.write(array)
+        else:
+            box.create(options.key, array.size, str(array.dtype), lifetime="stay", initial=array)
+    return 0
+
+
+def free(options: argparse.Namespace) -> int:
+    with connect(options) as box:
+        for key in options.key:
+            box.free(key)
+    return 0
+
+
+COMMANDS = {"serve": serve, "ls": ls, "stat": stat, "get": get, "put": put, "free": free}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    try:
+        code = COMMANDS[options.command](options)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads: do not complain at exit either
+        return 1
+    except KeyboardInterrupt:
+        return 1
+    except (smb.SmbError, OSError, ValueError) as error:
+        print(f"smb: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
