@@ -129,6 +129,8 @@ def net_message(net: Net, diff: bool) -> Any:
         layer = message.layer.add()
         layer.ParseFromString(node.spec.message.SerializeToString())
         layer.ClearField("blobs")
+        if node.built.loss and not layer.loss_weight:
+            layer.loss_weight.append(1.0)  # the original writes a loss's default weight out
         for blob in net.params[node.name] if node.blobs else ():
             fill_blob(layer.blobs.add(), blob.data, blob.diff if diff else None)
     return message
