@@ -81,15 +81,23 @@ class Blob:
 
 
 class Runs:
-    """The values of the last whole-graph run, from which blobs refresh themselves when they are read."""
+    """The values of the last whole-graph run, from which blobs refresh themselves when they are read.
+
+    watched  blobs whose numpy views are in somebody's hands: refreshed at the end of every run
+    """
 
     def __init__(self) -> None:
         self.values: list[Tensor | None] = []
         self.number = 0
+        self.watched: set[ActivationBlob] = set()
+
+    def refresh(self) -> None:
+        for blob in self.watched:
+            blob.tensor  # noqa: B018  (reading it brings it up to date)
 
 
 class ActivationBlob(Blob):
-    """A blob between layers. After a whole-graph run it copies its value only when someone looks.
+    """A blob between layers. It takes memory, and values from whole-graph runs, only once someone looks.
 
     alias  the blob whose data this one shares (a Split's bottom); its diff is its own
     """
@@ -98,7 +106,7 @@ class ActivationBlob(Blob):
         self._runs, self._slot, self._alias = runs, slot, alias
         self._seen = runs.number
         self._shape = _checked(shape)
-        self._data = torch.zeros(0 if alias else math.prod(shape))
+        self._data = torch.zeros(0)
         self._diff = torch.zeros(0)
         self.weight = 0.0
 
@@ -111,7 +119,18 @@ class ActivationBlob(Blob):
             value = self._runs.values[self._slot]
             if value is not None and value.data_ptr() != self._data.data_ptr():
                 self.store(value)
-        return self._data[: math.prod(self._shape)].view(self._shape)
+        return self._reserve()
+
+    @property
+    def data(self) -> Array:
+        self._runs.watched.add(self if self._alias is None else self._alias)
+        return super().data
+
+    def _reserve(self) -> Tensor:
+        count = math.prod(self._shape)
+        if count > self._data.numel():
+            self._data = torch.zeros(count)
+        return self._data[:count].view(self._shape)
 
     @property
     def diff_tensor(self) -> Tensor:
@@ -125,7 +144,8 @@ class ActivationBlob(Blob):
     def shape(self) -> Shape:
         if self._alias is not None:
             return self._alias.shape
-        return tuple(self.tensor.shape) if self._seen != self._runs.number else self._shape
+        value = self._runs.values[self._slot] if self._seen != self._runs.number else None
+        return self._shape if value is None else tuple(value.shape)
 
     def reshape(self, *dims: int) -> None:
         if self._alias is not None:
@@ -133,18 +153,13 @@ class ActivationBlob(Blob):
             return
         self._shape = _checked(dims)
         self._seen = self._runs.number
-        count = math.prod(dims)
-        if count > self._data.numel():
-            self._data = torch.zeros(count)
-        if count > self._diff.numel():
-            self._diff = torch.zeros(0)
 
     def store(self, value: Tensor) -> None:
         """Take over shape and numbers of ``value``, unseen by autograd: graphs on this storage live."""
         self._seen = self._runs.number
         if tuple(value.shape) != self._shape:
             self.reshape(*value.shape)
-        self._data[: value.numel()].view(self._shape).data.copy_(value.detach())
+        self._reserve().data.copy_(value.detach())
 
 
 class ParamBlob(Blob):

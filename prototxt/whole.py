@@ -74,20 +74,26 @@ class WholeGraph:
                     values[tops[0]] = made
                 else:
                     _spread(made, tops, values)
-                for top, weight in weights:
-                    term: Tensor = values[tops[top]]
-                    if term.dim():
-                        term = term.sum()
-                    if weight != 1.0:
-                        term = term * weight
-                    loss = term if loss is None else loss + term
+                if weights:
+                    loss = _add_losses(loss, [(values[tops[top]], weight) for top, weight in weights])
         except PrototxtError:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             node = self._graph.nodes[index]
             raise failed(node, error, [values[slot] for slot in node.bottom_slots]) from error
+        if runs.watched:
+            runs.refresh()
         outputs: dict[str, Any] = {name: values[slot] for name, slot in self._outputs}
         return Outcome(torch.zeros(()) if loss is None else loss, outputs)
+
+
+def _add_losses(loss: Tensor | None, tops: list[tuple[Tensor, float]]) -> Tensor:
+    for top, weight in tops:
+        term = top.sum() if top.dim() else top
+        term = term if weight == 1.0 else term * weight
+        loss = term if loss is None else loss + term
+    assert loss is not None
+    return loss
 
 
 def _plan(graph: Graph) -> list[_Step]:
