@@ -104,8 +104,8 @@ class Mapping(_native.Mapping):
 
     on_stuck(chunk, tid, seconds)   called about each second while a living thread keeps a lock that an
                                     operation here waits for; what it raises ends the operation
-    on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk half-written by a
-                                    dead writer; should have the daemon repair() it
+    on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk which a writer
+                                    left half-done as it died; should have the daemon repair() it
     patience                        seconds without progress after which an operation gives up
     """
 
