@@ -276,7 +276,7 @@ class Box:
         self.timeout = options.timeout
         self._transport = transport
         self._lock = threading.Lock()
-        self._segments: set[Segment] = set()
+        self._segments = weakref.WeakSet[Segment]()  # weak: a box that nobody uses any more must go at once
         self._tokens = 0
         self._forked = self._closed = False
         self._finalize = weakref.finalize(self, transport.close)
@@ -413,7 +413,7 @@ class Box:
 
     def _end(self, why: str) -> None:
         with self._lock:
-            segments, self._segments = self._segments, set()
+            segments, self._segments = list(self._segments), weakref.WeakSet()
         for segment in segments:
             segment._end(f"segment {segment.key!r}: {why}")
 

@@ -1,0 +1,95 @@
+"""Daemons and clients in processes of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Program:
+    """A child process with its output; killed at the end of its ``with`` block."""
+
+    def __init__(self, *words: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", *words], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+        )
+        self.pid = self.process.pid
+
+    def line(self) -> str:
+        """The next line that it prints; "" at its end."""
+        assert self.process.stdout
+        return self.process.stdout.readline().strip()
+
+    def signal(self, number: int) -> None:
+        self.process.send_signal(number)
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+
+    def stop(self) -> None:
+        """SIGSTOP it, and return once it no longer runs."""
+        os.kill(self.pid, signal.SIGSTOP)
+        wait_for(lambda: state(self.pid) == "T", 10)
+
+    def ended(self, seconds: float = 30) -> int:
+        """Its exit code, once it has ended."""
+        return self.process.wait(seconds)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.process.kill()
+        self.process.wait(30)
+        if self.process.stdout:
+            self.process.stdout.close()
+
+
+class ServeProcess(Program):
+    """`smb serve` as a program."""
+
+    def __init__(self, path: Path, *options: str) -> None:
+        super().__init__("-m", "smb.cli", "serve", "--unix", str(path), *options)
+        self.path, self.address = path, f"unix:{path}"
+
+    def __enter__(self) -> ServeProcess:
+        assert self.line() == f"listening at {self.address}"
+        return self
+
+
+def client(address: str, code: str) -> Program:
+    """A client process that runs ``code`` with ``box``, ``smb`` and ``np`` at hand."""
+    head = f"import sys, time, numpy as np, smb; box = smb.connect({address!r}, name='worker', timeout=10)\n"
+    return Program("-c", head + code)
+
+
+def state(pid: int) -> str:
+    """The kernel's letter for what a process does; "" when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        return ""
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> bool:
+    """Whether ``condition`` comes true in time."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.01)
+    return True
