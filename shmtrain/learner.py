@@ -59,6 +59,7 @@ class Learner:
     @classmethod
     def open(cls, config: TrainConfig, role: Role, log: Log) -> Learner:
         """Build the training net and load what the configuration says to start from."""
+        log.info(f"Initializing solver from parameters: \n{config.text.rstrip()}")
         log.info(f"Creating {config.train.label}")
         learner = cls(config, open_net(config.train, config, role), role, log)
         for path in config.start.weights:
@@ -92,7 +93,7 @@ class Learner:
         """The loss of one more batch, without a gradient."""
         with torch.no_grad():
             self.last = self.net.run()
-        return float(self.last.loss)
+        return float(self.last.loss.detach())
 
     def batch_size(self) -> int:
         """Items in one batch: the first axis of the first top of the first layer."""

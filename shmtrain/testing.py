@@ -67,7 +67,7 @@ class Tester:
             for _ in range(run.iterations):
                 poll()
                 outcome = net.run()
-                loss += float(outcome.loss)
+                loss += float(outcome.loss.detach())
                 for name, value in outcome.outputs.items():
                     values = value.detach().reshape(-1).numpy().astype(np.float32)
                     sums[name] = sums[name] + values if name in sums else values

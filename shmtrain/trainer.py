@@ -147,9 +147,9 @@ class Trainer:
         errors of the exchange and of the data.
         """
         began = time.perf_counter()
-        self._announce()
         if self.role.leads:
             self.tester()
+        self._announce()
         with self.signals:
             while not self._stopping and (iteration := self.counting.claim()) is not None:
                 self.iterate(iteration)
@@ -324,6 +324,8 @@ class Trainer:
     # What is told ----------------------------------------------------------------------------------------
 
     def _announce(self) -> None:
+        self.log.info("Solver scaffolding done.")
+        self.log.info("Starting Optimization")
         self.log.info(f"Solving {self.learner.net.name}")
         self.log.info(f"Learning Rate Policy: {self.config.rate.policy}")
         sharing, world = self.config.sharing, self.role.world
