@@ -1,0 +1,117 @@
+"""``shmtrain time net.prototxt``: milliseconds of each layer forward and backward, as ``caffe time`` prints them.
+
+The layers are timed one by one, each between blobs in memory; a training step runs them as one graph, which
+is timed too and shown last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from prototxt.errors import PrototxtError
+from prototxt.net import Net
+from shmtrain.log import number
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Mean milliseconds of one iteration: by layer, in order, and of whole training steps."""
+
+    layers: tuple[str, ...]
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+    step: float
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command; returns its exit code."""
+    args = _parser().parse_args(argv)
+    if args.iterations < 1:
+        _parser().error(f"--iterations {args.iterations}: must be at least 1")
+    if args.threads is not None:
+        torch.set_num_threads(args.threads)
+    stages = tuple(stage for stage in args.stage.split(",") if stage)
+    try:
+        with Net(args.net, args.phase, stages=stages, level=args.level) as net:
+            print(f"Testing for {args.iterations} iterations, {torch.get_num_threads()} threads.", flush=True)
+            for line in table(measure(net, args.iterations)):
+                print(line)
+    except (PrototxtError, OSError) as error:
+        print(f"shmtrain: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    p = argparse.ArgumentParser(prog="shmtrain time", description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    p.add_argument("net", metavar="NET.prototxt", help="the net file; its data layers give the input")
+    p.add_argument("--iterations", type=int, default=50, metavar="N", help="how often (50)")
+    p.add_argument("--phase", choices=("TRAIN", "TEST"), default="TRAIN", help="of the net (TRAIN)")
+    p.add_argument("--level", type=int, default=0, help="of the net's state")
+    p.add_argument("--stage", default="", metavar="S[,S]", help="stages of the net's state")
+    p.add_argument("--threads", type=int, metavar="T", help="torch threads (all cores)")
+    return p
+
+
+def measure(net: Net, iterations: int) -> Timings:
+    """Time ``iterations`` after one that warms up. A net without a loss has no backward step to be trained."""
+    count = len(net.layers)
+    indices = range(count)
+    for index in indices:
+        net.forward_range(index, index)
+    if net.phase == "TRAIN":
+        net.backward_range(count - 1, 0)
+    forward, backward = [0.0] * count, [0.0] * count
+    for _ in range(iterations):
+        for index in indices:
+            forward[index] += _seconds(net.forward_range, index)
+        for index in reversed(indices):
+            backward[index] += _seconds(net.backward_range, index) if net.phase == "TRAIN" else 0.0
+    milliseconds = 1e3 / iterations
+    return Timings(
+        layers=tuple(net.layer_names),
+        forward=tuple(milliseconds * s for s in forward),
+        backward=tuple(milliseconds * s for s in backward),
+        step=milliseconds * _steps(net, iterations),
+    )
+
+
+def _seconds(run: Callable[[int, int], object], index: int) -> float:
+    start = time.perf_counter()
+    run(index, index)
+    return time.perf_counter() - start
+
+
+def _steps(net: Net, iterations: int) -> float:
+    """Seconds of ``iterations`` forward and backward passes as one graph, after one that warms up."""
+    start = 0.0
+    for i in range(iterations + 1):
+        if i == 1:
+            start = time.perf_counter()
+        loss = net.run().loss
+        if loss.requires_grad:
+            net.clear_param_diffs()
+            torch.autograd.backward(loss)
+    return time.perf_counter() - start
+
+
+def table(timings: Timings) -> list[str]:
+    """The lines of the original's command, then the time of a whole step."""
+    lines = ["Average time per layer: "]
+    for name, forward, backward in zip(timings.layers, timings.forward, timings.backward, strict=True):
+        lines.append(f"{name:>10}\tforward: {number(forward)} ms.")
+        lines.append(f"{name:>10}\tbackward: {number(backward)} ms.")
+    forward, backward = sum(timings.forward), sum(timings.backward)
+    return [
+        *lines,
+        f"Average Forward pass: {number(forward)} ms.",
+        f"Average Backward pass: {number(backward)} ms.",
+        f"Average Forward-Backward: {number(forward + backward)} ms.",
+        f"Average Forward-Backward as one graph: {number(timings.step)} ms.",
+    ]
