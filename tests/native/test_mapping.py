@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from native_processes import Child, open_descriptors
 
 from smb import _native
 from smb.errors import (
@@ -25,6 +24,7 @@ from smb.errors import (
     TypeMismatch,
 )
 from smb.segment import CHUNK_BYTES, Life, Mapping
+from tests.native.processes import Child, open_descriptors
 
 CHUNK = CHUNK_BYTES // 4  # float32 elements of a chunk
 COUNT = 5 * CHUNK + 100
@@ -362,10 +362,8 @@ def test_a_killed_daemon_is_seen_dead_and_a_forked_child_does_not_matter() -> No
 
     def daemon() -> None:
         life = Life.create()
-        if os.fork() == 0:  # inherits the object, not the thread: its end must say nothing
-            life.close()
-            os._exit(0)
-        os.wait()
+        with Child(life.close) as forked:  # inherits the object, not the thread: its end must say nothing
+            assert forked.wait() == 0
         os.write(send, b"%d" % life.fd)
         os.read(hold, 1)
 

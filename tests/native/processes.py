@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -70,7 +70,7 @@ class Child:
 
 
 @contextlib.contextmanager
-def children(works: list[Callable[[], object]]) -> Iterator[list[Child]]:
+def children(works: Sequence[Callable[[], object]]) -> Iterator[list[Child]]:
     with contextlib.ExitStack() as stack:
         yield [stack.enter_context(Child(work)) for work in works]
 
