@@ -71,10 +71,10 @@ class ServeProcess(Program):
         return self
 
 
-def client(address: str, code: str) -> Program:
+def client(address: str, code: str, *words: str) -> Program:
     """A client process that runs ``code`` with ``box``, ``smb`` and ``np`` at hand."""
     head = f"import sys, time, numpy as np, smb; box = smb.connect({address!r}, name='worker', timeout=10)\n"
-    return Program("-c", head + code)
+    return Program("-c", head + code, *words)
 
 
 def state(pid: int) -> str:

@@ -71,12 +71,24 @@ FAULTS: dict[str, tuple[Fault, type[smb.SmbError], str]] = {
     "empty key": (lambda b, s: b.create("", N), smb.RequestError, f"bad key '': {BAD_KEY}"),
     "key with a space": (lambda b, s: b.attach("a b"), smb.RequestError, f"bad key 'a b': {BAD_KEY}"),
     "key of 256 letters": (lambda b, s: b.create("k" * 256, N), smb.RequestError, "bad key 'kkk.*1 to 255"),
-    "key that is a number": (lambda b, s: b.create(7, N), smb.RequestError, "bad key 7"),  # type: ignore[arg-type]
+    "key that is a number": (lambda b, s: b.create(7, N), smb.RequestError, "bad key 7"),
     "key that is not ASCII": (lambda b, s: b.counter("zähler"), smb.RequestError, "bad key 'zähler'"),
     "zero count": (lambda b, s: b.create("d", 0), smb.RequestError, "segment 'd': count: 0 is not in 1.."),
-    "negative count": (lambda b, s: b.create("d", -1), smb.RequestError, "segment 'd': count: -1 is not in 1.."),
-    "fractional count": (lambda b, s: b.create("d", 1.5), smb.RequestError, "segment 'd': count: 1.5 is no u64"),  # type: ignore[arg-type]
-    "unknown dtype": (lambda b, s: b.create("d", N, "complex64"), smb.TypeMismatch, "'d': dtype 'complex64' is none of float32"),
+    "negative count": (
+        lambda b, s: b.create("d", -1),
+        smb.RequestError,
+        "segment 'd': count: -1 is not in 1..",
+    ),
+    "fractional count": (
+        lambda b, s: b.create("d", 1.5),
+        smb.RequestError,
+        "segment 'd': count: 1.5 is no u64",
+    ),
+    "unknown dtype": (
+        lambda b, s: b.create("d", N, "complex64"),
+        smb.TypeMismatch,
+        "'d': dtype 'complex64' is none of float32",
+    ),
     "unknown lifetime": (
         lambda b, s: b.create("d", N, lifetime="forever"),
         smb.RequestError,
@@ -117,8 +129,16 @@ FAULTS: dict[str, tuple[Fault, type[smb.SmbError], str]] = {
         smb.RangeError,
         "'c': exchange: 1000 elements at offset 1 run past",
     ),
-    "negative offset": (lambda b, s: s.write(np.zeros(1, F32), offset=-1), smb.RangeError, "'c': write: 1 elements at offset -1"),
-    "offset past the end": (lambda b, s: s.read(offset=N + 1), smb.RangeError, "'c': offset 1001 is not in 0..1000"),
+    "negative offset": (
+        lambda b, s: s.write(np.zeros(1, F32), offset=-1),
+        smb.RangeError,
+        "'c': write: 1 elements at offset -1",
+    ),
+    "offset past the end": (
+        lambda b, s: s.read(offset=N + 1),
+        smb.RangeError,
+        "'c': offset 1001 is not in 0..1000",
+    ),
     "wrong dtype": (
         lambda b, s: s.exchange(np.zeros(N), 0.5),
         smb.TypeMismatch,
@@ -129,12 +149,32 @@ FAULTS: dict[str, tuple[Fault, type[smb.SmbError], str]] = {
         smb.TypeMismatch,
         "'d': accumulate: needs a segment of float32, this one holds int32",
     ),
-    "not contiguous": (lambda b, s: s.write(np.zeros((N, 2), F32)[:, 0]), smb.TypeMismatch, "'c': write: .*contiguous"),
-    "read into a frozen array": (lambda b, s: s.read(frozen(b)), smb.TypeMismatch, "'c': read: must be a C-contiguous writable array"),
+    "not contiguous": (
+        lambda b, s: s.write(np.zeros((N, 2), F32)[:, 0]),
+        smb.TypeMismatch,
+        "'c': write: .*contiguous",
+    ),
+    "read into a frozen array": (
+        lambda b, s: s.read(frozen(b)),
+        smb.TypeMismatch,
+        "'c': read: must be a C-contiguous writable array",
+    ),
     "a list": (lambda b, s: s.write([1.0]), smb.TypeMismatch, "'c': write: .*list"),
-    "alpha of zero": (lambda b, s: s.exchange(np.zeros(N, F32), 0.0), smb.RequestError, "'c': exchange: alpha is 0.0"),
-    "alpha above one": (lambda b, s: s.exchange(np.zeros(N, F32), 1.1), smb.RequestError, "'c': exchange: alpha is 1.1"),
-    "alpha not a number": (lambda b, s: s.exchange(np.zeros(N, F32), float("nan")), smb.RequestError, "'c': exchange: alpha is nan"),
+    "alpha of zero": (
+        lambda b, s: s.exchange(np.zeros(N, F32), 0.0),
+        smb.RequestError,
+        "'c': exchange: alpha is 0.0",
+    ),
+    "alpha above one": (
+        lambda b, s: s.exchange(np.zeros(N, F32), 1.1),
+        smb.RequestError,
+        "'c': exchange: alpha is 1.1",
+    ),
+    "alpha not a number": (
+        lambda b, s: s.exchange(np.zeros(N, F32), float("nan")),
+        smb.RequestError,
+        "'c': exchange: alpha is nan",
+    ),
     "NaN in the weights": (
         lambda b, s: s.exchange(NAN.copy(), 0.5),
         smb.NonFinite,
@@ -152,16 +192,32 @@ FAULTS: dict[str, tuple[Fault, type[smb.SmbError], str]] = {
         "'c': the segment is attached read-only",
     ),
     "use of a detached segment": (lambda b, s: detached(b).read(), smb.Closed, "segment 'c' was detached"),
-    "negative timeout": (lambda b, s: b.barrier("b", 2, timeout=-1), smb.RequestError, "timeout -1 is not in 0"),
-    "barrier for nobody": (lambda b, s: b.barrier("b", 0, 1), smb.RequestError, "parties: 0 is not in 1..65536"),
+    "negative timeout": (
+        lambda b, s: b.barrier("b", 2, timeout=-1),
+        smb.RequestError,
+        "timeout -1 is not in 0",
+    ),
+    "barrier for nobody": (
+        lambda b, s: b.barrier("b", 0, 1),
+        smb.RequestError,
+        "parties: 0 is not in 1..65536",
+    ),
     "counter that overflows": (
         lambda b, s: (b.counter("n").add(2**63 - 1), b.counter("n").add(1)),
         smb.RangeError,
         "counter 'n': 9223372036854775807 . 1 leaves 64 bits",
     ),
-    "counter by a fraction": (lambda b, s: b.counter("n").add(0.5), smb.RequestError, "amount: 0.5 is no i64"),  # type: ignore[arg-type]
-    "release of a free lock": (lambda b, s: b.lock("l").release(), smb.RequestError, "lock 'l' is not held by this object"),
-}  # fmt: skip
+    "counter by a fraction": (
+        lambda b, s: b.counter("n").add(0.5),
+        smb.RequestError,
+        "amount: 0.5 is no i64",
+    ),
+    "release of a free lock": (
+        lambda b, s: b.lock("l").release(),
+        smb.RequestError,
+        "lock 'l' is not held by this object",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -213,7 +269,7 @@ def test_chunks_before_a_bad_one_have_moved_on_both_sides(box: Box) -> None:
     center = box.create("big", count)
     with pytest.raises(smb.NonFinite, match="chunk 2") as caught:
         center.exchange(x, 0.5)
-    assert (caught.value.chunk, caught.value.element) == (2, 2 * 65536 + 7)  # type: ignore[attr-defined]
+    assert (caught.value.chunk, caught.value.element) == (2, 2 * 65536 + 7)
     got = center.read()
     np.testing.assert_array_equal(got[: 2 * 65536], 0.5)
     np.testing.assert_array_equal(got[2 * 65536 :], 0)
