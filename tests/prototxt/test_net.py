@@ -1,0 +1,453 @@
+"""A net is put together by Caffe's rules: each rule, and each way to break it, with its message."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import pytest
+import torch
+
+from prototxt.errors import LayerError, NetError, ParseError
+from prototxt.net import Net
+from prototxt.text import NetSource, net_from_text
+from tests.prototxt.nets import inputs, layer, net, product
+
+DATA = inputs(data=(2, 3), label=(2,))
+LOSS = layer("loss", "SoftmaxWithLoss", "ip label", "loss")
+LENET = DATA + product("ip", "data", "ip", 4) + LOSS
+
+
+def names(text: str, phase: Any = "TRAIN", **options: Any) -> list[str]:
+    return net(text, phase, **options).layer_names
+
+
+# Which layers belong to it --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rules", "kept"),
+    [
+        ("", True),
+        ("include { }", True),
+        ("include { phase: TRAIN }", True),
+        ("include { phase: TEST }", False),
+        ("include { phase: TEST } include { phase: TRAIN }", True),
+        ("exclude { phase: TRAIN }", False),
+        ("exclude { phase: TEST } exclude { min_level: 9 }", True),
+        ("include { min_level: 3 }", True),
+        ("include { min_level: 4 }", False),
+        ("include { max_level: 2 }", False),
+        ('include { stage: "a" }', True),
+        ('include { stage: "a" stage: "b" }', True),
+        ('include { stage: "a" stage: "c" }', False),
+        ('include { not_stage: "a" }', False),
+        ('include { not_stage: "c" }', True),
+        ('exclude { stage: "a" phase: TEST }', True),
+    ],
+)
+def test_rules_choose_layers_by_phase_level_and_stages(rules: str, kept: bool) -> None:
+    text = inputs(data=(1,)) + layer("x", "ReLU", "data", "x", rules)
+    assert ("x" in names(text, stages=("a", "b"), level=3)) == kept
+
+
+def test_include_and_exclude_on_one_layer_are_refused() -> None:
+    text = layer("x", "Input", "", "x", "include { phase: TRAIN } exclude { phase: TEST }")
+    with pytest.raises(NetError, match="net:1: layer 'x': specify either include or exclude rules, not both"):
+        net(text)
+
+
+def test_a_nets_own_state_is_kept_and_the_calls_stages_are_added() -> None:
+    text = 'state { stage: "own" level: 5 }\n' + layer(
+        "x", "Input", "", "x", 'include { stage: "own" stage: "more" }'
+    )
+    assert names(text, stages=["more"]) == ["x"]
+    assert names(text) == []
+    assert net(text + layer("y", "Input", "", "y", "include { min_level: 5 }"), level=None).layer_names == [
+        "y"
+    ]
+
+
+def test_digits_stages_keep_what_each_stage_needs() -> None:
+    pairs = "input_param { shape { dim: 2 dim: 3 } shape { dim: 2 } }"
+    text = (
+        layer("train-data", "Input", "", "data label", pairs + 'include { stage: "train" }')
+        + layer("val-data", "Input", "", "data label", pairs + 'include { stage: "val" }')
+        + layer(
+            "deploy-data",
+            "Input",
+            "",
+            "data",
+            'input_param { shape { dim: 2 dim: 3 } } include { stage: "deploy" }',
+        )
+        + product("ip", "data", "ip")
+        + layer("loss", "SoftmaxWithLoss", "ip label", "loss", 'exclude { stage: "deploy" }')
+        + layer("softmax", "Softmax", "ip", "softmax", 'include { stage: "deploy" }')
+    )
+    assert names(text, stages=["train"]) == ["train-data", "ip", "loss"]
+    assert names(text, "TEST", stages=["val"]) == ["val-data", "ip", "loss"]
+    assert names(text, "TEST", stages=["deploy"]) == ["deploy-data", "ip", "softmax"]
+
+
+# How they are connected -----------------------------------------------------------------------------------
+
+
+def test_an_unknown_bottom_names_phase_stages_and_what_the_rules_dropped() -> None:
+    text = layer("mnist", "Input", "", "data", "include { phase: TRAIN }") + product("conv1", "data", "conv1")
+    message = (
+        "net:2: Unknown bottom blob 'data' (layer 'conv1', bottom index 0) in phase TEST, stages val; "
+        "the include or exclude rules drop layer 'mnist', which makes it"
+    )
+    with pytest.raises(NetError, match=re.escape(message)):
+        net(text, "TEST", stages=["val"])
+
+
+def test_a_blob_that_nobody_makes_before_its_use_is_unknown() -> None:
+    text = inputs(data=(1, 2)) + layer("b", "ReLU", "a", "b") + layer("a", "ReLU", "data", "a")
+    with pytest.raises(
+        NetError, match=r"net:2: Unknown bottom blob 'a' \(layer 'b', bottom index 0\).*no layer before"
+    ):
+        net(text)
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        layer("b", "ReLU", "data", "a"),
+        layer("b", "Slice", "data", "x x"),
+        layer("b", "Eltwise", "data a", "a"),
+    ],
+    ids=["two layers", "one layer", "in place at another index"],
+)
+def test_two_sources_of_one_blob_are_refused(second: str) -> None:
+    text = inputs(data=(1, 2)) + layer("a", "ReLU", "data", "a") + second
+    with pytest.raises(LayerError, match=r"net:3: layer 'b': Top blob '[ax]' produced by multiple sources"):
+        net(text)
+
+
+def test_an_in_place_layer_keeps_the_blobs_name_and_slot() -> None:
+    built = net(DATA + product("ip", "data", "ip", 4) + layer("relu", "ReLU", "ip", "ip") + LOSS)
+    ip, relu = built.layer_dict["ip"], built.layer_dict["relu"]
+    assert ip.top_slots == relu.bottom_slots == relu.top_slots
+    assert list(built.blobs) == ["data", "label", "ip", "loss"]
+
+
+def test_a_blob_used_twice_is_split_behind_its_last_in_place_layer_with_caffes_names() -> None:
+    text = DATA + product("ip", "data", "ip", 4) + layer("relu", "ReLU", "ip", "ip") + LOSS
+    built = net(text + layer("accuracy", "Accuracy", "ip label", "accuracy"))
+    assert built.layer_names == [
+        "data", "label", "label_label_0_split", "ip", "relu", "ip_relu_0_split", "loss", "accuracy",
+    ]  # fmt: skip
+    assert built.top_names["ip_relu_0_split"] == ["ip_relu_0_split_0", "ip_relu_0_split_1"]
+    assert built.bottom_names["loss"] == ["ip_relu_0_split_0", "label_label_0_split_0"]
+    assert built.bottom_names["accuracy"] == ["ip_relu_0_split_1", "label_label_0_split_1"]
+
+
+def test_an_explicit_loss_weight_counts_as_a_use_and_moves_to_the_split() -> None:
+    text = inputs(data=(2, 3)) + layer("sum", "Reduction", "data", "sum", "loss_weight: 2.5")
+    built = net(text + layer("relu", "ReLU", "sum", "y"))
+    assert built.layer_names == ["data", "sum", "sum_sum_0_split", "relu"]
+    assert built.layer_dict["sum"].loss_weights == [0.0]
+    assert built.layer_dict["sum_sum_0_split"].loss_weights == [2.5, 0.0]
+    assert built.bottom_names["relu"] == ["sum_sum_0_split_1"]
+    assert built.outputs == ["sum_sum_0_split_0", "y"]
+    built.blobs["data"].data[...] = 1
+    assert float(built.run().loss) == 15
+
+
+def test_outputs_are_the_unused_blobs_in_alphabetical_order() -> None:
+    text = inputs(z=(1, 2), b=(1, 2), m=(1, 2)) + layer("r", "ReLU", "m", "a")
+    built = net(text)
+    assert built.outputs == ["a", "b", "z"]
+    assert built.inputs == ["z", "b", "m"]
+    assert list(built.run().outputs) == ["a", "b", "z"]
+
+
+def test_a_loss_without_a_top_gets_an_automatic_one() -> None:
+    built = net(LENET.replace('top: "loss"', ""))
+    assert built.outputs == []
+    assert built.layer_dict["loss"].loss_weights == [1.0]
+    assert float(built.run().loss.detach()) == pytest.approx(built.forward_range(0, 3), rel=1e-6)
+
+
+def test_tops_that_a_layer_does_not_make_are_refused() -> None:
+    with pytest.raises(LayerError, match=r"net:2: layer 'r': .*top"):
+        net(inputs(data=(1, 2)) + layer("r", "ReLU", "data", "a b"))
+
+
+# Losses ---------------------------------------------------------------------------------------------------
+
+
+def test_loss_weights_come_once_a_top_or_never() -> None:
+    assert net(LENET).layer_dict["loss"].loss_weights == [1.0]
+    assert net(LENET.replace('"loss"  }', '"loss" loss_weight: 0.5 }')).layer_dict["loss"].loss_weights == [
+        0.5
+    ]
+    with pytest.raises(
+        LayerError, match="loss_weight must be unspecified or specified once per top blob: 2 for 1"
+    ):
+        net(LENET.replace('"loss"  }', '"loss" loss_weight: 1 loss_weight: 0 }'))
+
+
+def test_training_without_a_loss_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    text = inputs(data=(2, 3)) + product("ip", "data", "ip")
+    with caplog.at_level(logging.WARNING):
+        net(text, "TEST")
+        assert caplog.records == []
+        net(text)
+    assert "no layer contributes to the loss" in caplog.text
+
+
+# Parameters -----------------------------------------------------------------------------------------------
+
+PAIR = inputs(a=(2, 3), b=(2, 3))
+PAIR_LOSS = layer("loss", "EuclideanLoss", "x y", "loss")
+
+
+def pair(left: str, right: str) -> Net:
+    """Two InnerProducts, "l" and "r", with these param blocks, on two inputs."""
+    return net(PAIR + product("l", "a", "x", 2, left) + product("r", "b", "y", 2, right) + PAIR_LOSS)
+
+
+def test_equal_param_names_share_one_blob_and_its_gradient() -> None:
+    built = pair('param { name: "w" } param { name: "b" }', 'param { name: "w" } param { name: "other" }')
+    assert [(x.layer, x.index, x.shared_name) for x in built.learnable] == [
+        ("l", 0, "w"), ("l", 1, "b"), ("r", 1, "other"),
+    ]  # fmt: skip
+    assert built.params["l"][0] is built.params["r"][0]
+    built.params["l"][0].data[...] = 7
+    assert built.layer_dict["r"].module.weight.min() == 7
+    built.blobs["a"].data[...] = 1
+    built.blobs["b"].data[...] = 2
+    built.run().loss.backward()
+    whole = built.params["l"][0].diff.copy()
+    built.clear_param_diffs()
+    built.forward()
+    built.backward()
+    assert built.params["l"][0].diff == pytest.approx(whole)
+    assert abs(whole).min() > 0
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "multipliers"),
+    [
+        ("lr_mult: 2", "lr_mult: 2", (2, 1)),
+        ("", "lr_mult: 3 decay_mult: 0", (3, 0)),
+        ("lr_mult: 4 decay_mult: 5", "", (4, 5)),
+    ],
+)
+def test_the_first_layer_that_sets_a_shared_multiplier_decides(
+    left: str, right: str, multipliers: tuple[float, float]
+) -> None:
+    built = pair(f'param {{ name: "w" {left} }}', f'param {{ name: "w" {right} }}')
+    assert (built.learnable[0].lr_mult, built.learnable[0].decay_mult) == multipliers
+
+
+@pytest.mark.parametrize("name", ["lr_mult", "decay_mult"])
+def test_different_multipliers_of_a_shared_parameter_are_refused(name: str) -> None:
+    with pytest.raises(
+        LayerError, match=f"net:4: layer 'r': Shared param 'w' has mismatched {name}: 2 here, 1 in layer 'l'"
+    ):
+        pair(f'param {{ name: "w" {name}: 1 }}', f'param {{ name: "w" {name}: 2 }}')
+
+
+def test_strict_sharing_wants_one_shape_and_permissive_one_count() -> None:
+    text = (
+        inputs(a=(2, 3), b=(3, 2))
+        + product("l", "a", "x", 2, 'param { name: "w" }')
+        + product("r", "b", "y", 3, 'param { name: "w" MODE }')
+        + layer("s", "Reduction", "x", "s", "loss_weight: 1")
+        + layer("t", "Reduction", "y", "t", "loss_weight: 1")
+    )
+    with pytest.raises(
+        LayerError, match=r"shape mismatch: the owner's is \(2, 3\), here it is \(3, 2\); share_mode: PERM"
+    ):
+        net(text.replace("MODE", ""))
+    with pytest.raises(LayerError, match=r"count mismatch: the owner's is \(2, 3\), here it is \(4, 2\)"):
+        net(text.replace("MODE", "share_mode: PERMISSIVE").replace("num_output: 3", "num_output: 4"))
+    built = net(text.replace("MODE", "share_mode: PERMISSIVE"))
+    assert len(built.learnable) == 3
+    built.blobs["a"].data[...] = 1
+    built.blobs["b"].data[...] = 10
+    built.params["l"][0].data[...] = 5
+    assert built.params["r"][0].data.min() == 5
+    for _ in range(2):
+        built.clear_param_diffs()
+        built.run().loss.backward()
+        assert built.params["l"][0].diff == pytest.approx(2 * 1.0 + 3 * 10.0)
+        built.clear_param_diffs()
+        built.forward()
+        built.backward()
+        assert built.params["l"][0].diff == pytest.approx(32)
+
+
+def test_too_many_param_blocks_are_refused() -> None:
+    with pytest.raises(LayerError, match="too many param blocks: 3, but the layer has 2 blobs"):
+        net(inputs(data=(1, 2)) + product("ip", "data", "ip", 2, "param { } param { } param { }"))
+
+
+def test_learnable_parameters_come_in_layer_order_with_their_multipliers() -> None:
+    text = DATA + product("a", "data", "a", 3, "param { lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }")
+    text += layer("bn", "BatchNorm", "a", "a") + product("ip", "a", "ip", 4, "param { lr_mult: 0 }") + LOSS
+    got = [(x.layer, x.index, x.lr_mult, x.decay_mult, x.statistics) for x in net(text).learnable]
+    assert got == [
+        ("a", 0, 1, 1, False), ("a", 1, 2, 0, False), ("bn", 0, 0, 1, True), ("bn", 1, 0, 1, True),
+        ("bn", 2, 0, 1, True), ("ip", 0, 0, 1, False), ("ip", 1, 1, 1, False),
+    ]  # fmt: skip
+
+
+def test_batch_norm_statistics_cannot_be_trained() -> None:
+    text = inputs(data=(2, 3)) + layer("bn", "BatchNorm", "data", "y", "param { lr_mult: 1 }")
+    with pytest.raises(
+        LayerError, match="Cannot configure batch normalization statistics as layer parameters"
+    ):
+        net(text)
+    three = text.replace("param { lr_mult: 1 }", "param { lr_mult: 1 } " * 3)
+    assert [(x.lr_mult, x.decay_mult) for x in net(three).learnable] == [(0, 0)] * 3
+
+
+# Which gradients are computed -----------------------------------------------------------------------------
+
+CHAIN = (
+    DATA
+    + product("a", "data", "a", 3, "A")
+    + product("b", "a", "b", 3, "B")
+    + product("ip", "b", "ip", 4, "C")
+    + LOSS
+)
+
+
+def chain(a: str = "", b: str = "", c: str = "", head: str = "") -> Net:
+    text = CHAIN.replace(" A }", f" {a} }}").replace(" B }", f" {b} }}").replace(" C }", f" {c} }}")
+    return net(head + text)
+
+
+def needs(built: Net) -> dict[str, list[bool]]:
+    return {node.name: node.need_bottom for node in built.layers if node.need_backward}
+
+
+def test_gradients_stop_where_nothing_before_is_trained() -> None:
+    assert needs(chain()) == {"a": [False], "b": [True], "ip": [True], "loss": [True, False]}
+    frozen = "param { lr_mult: 0 } param { lr_mult: 0 }"
+    built = chain(a=frozen, b=frozen)
+    assert needs(built) == {"ip": [False], "loss": [True, False]}
+    built.run().loss.backward()
+    assert [x.param.grad is not None for x in built.learnable] == [False] * 4 + [True] * 2
+
+
+def test_propagate_down_false_blocks_both_executors() -> None:
+    built = chain(b="propagate_down: false")
+    assert needs(built)["b"] == [False]
+    assert "a" not in needs(built)
+    built.run().loss.backward()
+    built.forward()
+    built.backward()
+    assert [bool(built.params[name][0].diff.any()) for name in ("a", "b", "ip")] == [False, True, True]
+
+
+def test_propagate_down_true_gives_the_data_a_gradient() -> None:
+    built = chain(a="propagate_down: true")
+    built.blobs["data"].data[...] = 1
+    built.forward()
+    assert built.backward()["data"].any()
+
+
+def test_propagate_down_comes_once_a_bottom() -> None:
+    with pytest.raises(
+        NetError, match="net:3: layer 'a': propagate_down is given never or once a bottom, not 2 times for 1"
+    ):
+        chain(a="propagate_down: true propagate_down: true")
+
+
+def test_force_backward_gives_every_bottom_but_labels_a_gradient() -> None:
+    frozen = "param { lr_mult: 0 } param { lr_mult: 0 }"
+    built = chain(a=frozen, b=frozen, c=frozen, head="force_backward: true\n")
+    assert needs(built) == {
+        "data": [],
+        "label": [],
+        "a": [True],
+        "b": [True],
+        "ip": [True],
+        "loss": [True, False],
+    }
+    built.forward()
+    assert built.backward()["data"].any()
+    assert built.params["a"][0].diff.shape == (3, 3)
+
+
+def test_what_feeds_no_loss_needs_no_gradient() -> None:
+    built = net(LENET + product("side", "ip", "side"))
+    assert "side" not in needs(built)
+    assert "ip" in needs(built)
+
+
+def test_labels_made_by_trained_layers_are_refused() -> None:
+    text = inputs(data=(2, 3)) + product("ip", "data", "ip", 4) + product("label", "data", "label", 1) + LOSS
+    with pytest.raises(
+        LayerError, match=r"net:4: layer 'loss': cannot backpropagate to bottom 1 \('label'\)"
+    ):
+        net(text)
+    net(text.replace('top: "loss"', 'top: "loss" propagate_down: true propagate_down: false'))
+
+
+# Faults and ends ------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_layer_type_names_the_nearest() -> None:
+    with pytest.raises(
+        LayerError, match=r"net:2: layer 'p': unknown layer type 'Poolin' \(did you mean Pooling"
+    ):
+        net(inputs(data=(1, 2)) + layer("p", "Poolin", "data", "p"))
+    with pytest.raises(LayerError, match=r"unknown layer type 'Qqq' .known: .*ReLU"):
+        net(inputs(data=(1, 2)) + layer("p", "Qqq", "data", "p"))
+
+
+def test_num_output_has_to_be_set() -> None:
+    with pytest.raises(LayerError, match="net:2: layer 'ip': num_output must be set"):
+        net(inputs(data=(1, 2)) + layer("ip", "InnerProduct", "data", "ip"))
+
+
+def test_an_unknown_phase_is_refused() -> None:
+    with pytest.raises(NetError, match="the phase is TRAIN or TEST, not 'train'"):
+        net(DATA, "train")
+
+
+def test_a_message_is_a_source_too_and_stays_as_it_was() -> None:
+    message = net_from_text(LENET).message
+    before = message.SerializeToString(deterministic=True)
+    assert Net(message).layer_names == net(LENET).layer_names
+    assert message.SerializeToString(deterministic=True) == before
+    message.layers.add(name="old")
+    with pytest.raises(ParseError, match="<message>: refusing to upgrade"):
+        Net(message)
+
+
+def test_a_seed_fixes_the_fillers_for_every_rank_and_dropout_for_one() -> None:
+    text = LENET.replace(LOSS, "") + layer("drop", "Dropout", "ip", "drop")
+    first, again, other = net(text, seed=3), net(text, seed=3), net(text, seed=3, rank=1, world=2)
+    assert (first.params["ip"][0].data == other.params["ip"][0].data).all()
+    assert not (first.params["ip"][0].data == net(text, seed=4).params["ip"][0].data).all()
+    assert not (net(text).params["ip"][0].data == net(text, seed=-1).params["ip"][0].data).all()
+    masks = []
+    for built in (first, again, other):
+        built.params["ip"][1].data[...] = 1
+        masks.append(torch.stack([built.run().outputs["drop"].detach() != 0 for _ in range(8)]))
+    assert torch.equal(masks[0], masks[1])
+    assert not torch.equal(masks[0], masks[2])
+
+
+def test_a_closed_net_says_so_and_closing_twice_is_fine() -> None:
+    with net(LENET) as built:
+        built.run()
+    built.close()
+    with pytest.raises(NetError, match="net: the net is closed"):
+        built.run()
+    with pytest.raises(NetError, match="the net is closed"):
+        built.forward()
+
+
+def test_a_net_source_names_its_file_in_errors() -> None:
+    message = net_from_text(LENET.replace("num_output: 4", "num_output: 0")).message
+    with pytest.raises(LayerError, match=r"my\.prototxt:12: layer 'ip'"):
+        Net(NetSource(message, "my.prototxt", [1, 2, 12, 13]))
