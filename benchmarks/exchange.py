@@ -1,0 +1,195 @@
+"""The elastic exchange through the box against its limits and against MPI, all in one interleaved run.
+
+    python benchmarks/exchange.py [--rounds 15] [--mib 16,64,256] [--json FILE]
+        [--mpich-python PYTHON --mpich-exec MPIEXEC] [--ompi-python PYTHON --ompi-exec MPIEXEC]
+
+Each round takes every measure once, in an order drawn by chance; figures are medians over the rounds (for
+MPI the best variant's median). The MPI interpreters need numpy and mpi4py and are given the box's own kernels
+($MPICH_PYTHON, $MPICH_EXEC, $OMPI_PYTHON, $OMPI_EXEC are the defaults of the options). Prints a table of
+ratios with their bars, PASS or short, and the load before and after: on a busy machine it proves nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+from exchange_local import MIB, Exchanges, Small, Workers, memset, open_box, prefault
+
+ROOT = Path(__file__).resolve().parent.parent
+MPI_LIMIT = 300.0  # seconds of one mpiexec
+Samples = dict[tuple[object, ...], list[float]]
+
+
+class Mpi:
+    """One MPI library: how its ranks are started."""
+
+    def __init__(self, name: str, python: str, mpiexec: str) -> None:
+        self.name, self.python, self.mpiexec = name, python, mpiexec
+
+    def command(self, ranks: int) -> list[str]:
+        crowded = ranks > (os.cpu_count() or 1)
+        if self.name == "mpich":
+            return [self.mpiexec, *(() if crowded else ("-bind-to", "core")), "-n", str(ranks)]
+        bind = ["--bind-to", "none" if crowded else "core"]
+        patient = ["--mca", "mpi_yield_when_idle", "1"] if crowded else []
+        return [self.mpiexec, "--allow-run-as-root", "--oversubscribe", *bind, *patient, "-n", str(ranks)]
+
+    def run(self, samples: Samples, ranks: int, ops: str, mib: str) -> None:
+        """One start of the ranks; their lines go into samples."""
+        script = [self.python, str(ROOT / "benchmarks" / "exchange_mpi.py"), "--ops", ops, "--mib", mib]
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [*self.command(ranks), *script],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=MPI_LIMIT,
+            check=False,
+        )
+        if done.returncode:
+            raise SystemExit(f"{self.name} failed: {done.stderr[-2000:]}")
+        for line in filter(lambda text: text.startswith("{"), done.stdout.splitlines()):
+            got = json.loads(line)
+            key = (self.name, got["op"], got["variant"], got["mib"], got["workers"])
+            samples[key] += got["seconds"]
+
+
+def measures(
+    samples: Samples, sizes: list[int], exchanges: dict[int, Exchanges], small: Small, workers: Workers
+) -> list[Callable[[], None]]:
+    """What one round takes, each as a call that adds to samples."""
+
+    def add(key: tuple[object, ...], take: Callable[[], float]) -> Callable[[], None]:
+        return lambda: samples[key].append(take())
+
+    taken = [add(("small",), small.exchange), add(("memset",), lambda: memset(256 * MIB))]
+    for threads in (1, 2):
+        taken.append(add(("prefault", threads), lambda t=threads: prefault(256 * MIB, t)))  # type: ignore[misc]
+        for mib in sizes:
+            one = exchanges[mib]
+            taken.append(add(("shm", mib, threads), lambda o=one, t=threads: o.shm(t)))  # type: ignore[misc]
+            taken.append(add(("kernel", mib, threads), lambda o=one, t=threads: o.kernel(t)))  # type: ignore[misc]
+    for count, mib, rounds in [(1, 16, 8), (2, 16, 8), *((n, 64, max(1, 8 // n)) for n in (1, 2, 4, 16))]:
+        for locked in (True, False):
+            job = (count, mib, locked, rounds)
+            taken.append(add(("workers", count, mib, locked), lambda j=job: workers.run(*j)))  # type: ignore[misc]
+    return taken
+
+
+def collect(given: argparse.Namespace, sizes: list[int], mpis: list[Mpi]) -> Samples:
+    samples: Samples = defaultdict(list)
+    workers = Workers(16, [16, 64])  # forked before this process has threads
+    with tempfile.TemporaryDirectory() as folder:
+        daemon, box = open_box(folder)
+        exchanges = {mib: Exchanges(box, mib) for mib in sizes}
+        small = Small(box)
+        taken = measures(samples, sizes, exchanges, small, workers)
+        for mpi in mpis:
+            mib = ",".join(map(str, sizes))
+            taken.append(lambda m=mpi, s=mib: m.run(samples, 2, "server,rma,allreduce,window", s))  # type: ignore[misc]
+            if mpi.name == "mpich":
+                taken.append(lambda m=mpi: m.run(samples, 5, "server", "64"))  # type: ignore[misc]
+        for one in [*exchanges.values()] * 2:
+            for threads in (1, 2):  # warm the memory, the helpers and the caches
+                one.shm(threads), one.kernel(threads)
+        for number in range(given.rounds):
+            for take in random.sample(taken, len(taken)):
+                take()
+            sys.stderr.write(f"\rround {number + 1} of {given.rounds}")
+        print(file=sys.stderr, flush=True)
+        box.close()
+        daemon.close()
+    workers.close()
+    return samples
+
+
+class Table:
+    """Rows of a ratio and its bar."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, object]] = []
+
+    def add(self, what: str, value: float, bar: float, at_most: bool) -> None:
+        good = value <= bar if at_most else value >= bar
+        sign = "<=" if at_most else ">="
+        self.rows.append({"what": what, "value": round(value, 3), "bar": f"{sign} {bar}", "met": good})
+        print(f"{what:<66} {value:8.2f}   {sign} {bar:<5} {'PASS' if good else 'short'}")
+
+
+def report(samples: Samples, sizes: list[int], mpis: list[Mpi]) -> Table:
+    table = Table()
+    median = {key: statistics.median(times) for key, times in samples.items()}
+    for mib in sizes:
+        for threads in (1, 2):
+            ratio = median["shm", mib, threads] / median["kernel", mib, threads]
+            table.add(f"{mib} MiB, {threads} thread(s): exchange / bare private kernel", ratio, 1.10, True)
+        table.add(
+            f"{mib} MiB: two threads over one", median["shm", mib, 1] / median["shm", mib, 2], 1.7, False
+        )
+    table.add("4 KiB exchange from Python, microseconds", median["small",] * 1e6, 1.0, True)
+    table.add("pre-fault / memset, one thread", median["prefault", 1] / median["memset",], 1.05, True)
+    table.add("pre-fault / memset, two threads", median["prefault", 2] / median["memset",], 0.7, True)
+    two = median["workers", 1, 16, True] / median["workers", 2, 16, True]
+    table.add("16 MiB: 2 processes move, times what one does", two, 1.5, False)
+    for count in (1, 2, 4, 16):
+        ratio = median["workers", count, 64, True] / median["workers", count, 64, False]
+        table.add(f"64 MiB: {count} process(es), time over time without locks", ratio, 1.2, True)
+    for mpi in mpis:
+        for mib in sizes:
+            for op, bar in (("server", 4.0), ("rma", 3.0), ("allreduce", 3.0)):
+                what = f"{mib} MiB: times faster than {mpi.name} {op}"
+                table.add(what, best(median, mpi, op, mib, 1) / median["shm", mib, 1], bar, False)
+            ratio = median["shm", mib, 1] / best(median, mpi, "window", mib, 1)
+            table.add(f"{mib} MiB: exchange / own loop over a window of {mpi.name}", ratio, 1.1, True)
+        if mpi.name == "mpich":
+            ratio = best(median, mpi, "server", 64, 4) / median["workers", 4, 64, True]
+            table.add("64 MiB: 4 workers, times faster than mpich's server", ratio, 8.0, False)
+    return table
+
+
+def best(median: dict[tuple[object, ...], float], mpi: Mpi, op: str, mib: int, workers: int) -> float:
+    """The rival's best variant."""
+    wanted = (mpi.name, op, mib, workers)  # a key has the variant in third place
+    return min(t for key, t in median.items() if len(key) == 5 and (*key[:2], *key[3:]) == wanted)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--mib", default="16,64,256")
+    parser.add_argument("--json", type=Path, help="write all samples there")
+    for name in ("mpich", "ompi"):
+        for what in ("python", "exec"):
+            variable = f"{name}_{what}".upper()
+            parser.add_argument(
+                f"--{name}-{what}", default=os.environ.get(variable), help=f"default: ${variable}"
+            )
+    given = parser.parse_args()
+    settings = vars(given)
+    mpis = [
+        Mpi(name, settings[f"{name}_python"], settings[f"{name}_exec"])
+        for name in ("mpich", "ompi")
+        if settings[f"{name}_python"] and settings[f"{name}_exec"]
+    ]
+    sizes = [int(size) for size in given.mib.split(",")]
+    before = os.getloadavg()
+    samples = collect(given, sizes, mpis)
+    table = report(samples, sizes, mpis)
+    print("load before", before, "after", os.getloadavg(), "(the run itself makes some)")
+    if given.json:
+        raw = {" ".join(map(str, key)): times for key, times in samples.items()}
+        given.json.write_text(json.dumps({"rows": table.rows, "samples": raw}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
