@@ -37,7 +37,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     command = COMMANDS.get(arguments[0]) if arguments else None
     try:
         return command(arguments[1:]) if command else _train(arguments)
-    except BrokenPipeError:
+    except KeyboardInterrupt:
+        print("shmtrain: interrupted", file=sys.stderr)
         return FAILED
 
 

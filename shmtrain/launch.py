@@ -28,7 +28,7 @@ from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, wo
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
-from shmtrain.watch import Signals, Watched, ignored
+from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
 LAST_ONES = 15.0  # seconds that the others may take to end once one worker has ended well
@@ -48,7 +48,7 @@ def run(config: TrainConfig, console: Console) -> int:
         folder = stack.enter_context(_private_folder())
         try:
             address = config.sharing.smb or stack.enter_context(_embedded(folder))
-            box = stack.enter_context(smb.connect(address))
+            box = stack.enter_context(smb.connect(address, name="launcher"))
             job = config.sharing.job or _job_name(config)
             progress = _open_job(box, job, config.sharing.workers)
             own = os.pidfd_open(os.getpid())
@@ -111,16 +111,14 @@ class _Launch:
         self._forced = False
 
     def run(self) -> int:
-        self._announce()
-        self._start()
         with self._signals:
-            while living := [w for w in self._workers if not w.ended]:
-                connection.wait([*(w.process.sentinel for w in living), self._signals.fd], TICK)
-                self._signals.drain()
-                for worker in living:
-                    self._bury(worker)
-                self._obey()
-                self._look()
+            self._announce()
+            with blocked():
+                self._start()
+            try:
+                self._watch()
+            except smb.TransportError as error:
+                return self._outlive(error)
         return self._verdict()
 
     # The start -------------------------------------------------------------------------------------------
@@ -134,15 +132,14 @@ class _Launch:
         )
 
     def _start(self) -> None:
-        """Start all workers; the fork server ignores the terminal and keeps its socket in our folder."""
+        """Start all workers; the fork server keeps its socket in our folder."""
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload([PRELOAD])
         threads = str(worker_threads(self._first.config))
         os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)  # read when torch is loaded
         # Where multiprocessing puts the fork server's socket: by itself it would leave a folder when killed.
         multiprocessing.current_process()._config["tempdir"] = self._first.box.folder  # type: ignore[attr-defined]
-        with ignored():
-            self._workers = [self._start_one(context, rank) for rank in range(self._first.world)]
+        self._workers = [self._start_one(context, rank) for rank in range(self._first.world)]
 
     def _start_one(self, context: ForkServerContext, rank: int) -> Watched:
         process = context.Process(target=work, args=(replace(self._first, rank=rank),), name=f"worker-{rank}")
@@ -150,6 +147,28 @@ class _Launch:
         return Watched(rank, process)
 
     # The watch -------------------------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        while living := [w for w in self._workers if not w.ended]:
+            self._wait(living)
+            for worker in living:
+                self._bury(worker)
+            self._obey()
+            self._look()
+
+    def _wait(self, living: list[Watched]) -> None:
+        """Until a worker ends, a signal comes or TICK is over."""
+        connection.wait([*(w.process.sentinel for w in living), self._signals.fd], TICK)
+        self._signals.drain()
+
+    def _outlive(self, error: smb.TransportError) -> int:
+        """The box is gone: the workers save the center and end, each for itself."""
+        self._log.error(f"The memory box is gone ({error})")
+        until = time.monotonic() + LAST_ONES
+        while time.monotonic() < until and (left := [w for w in self._workers if w.process.is_alive()]):
+            self._wait(left)
+        self._kill()
+        return FAILED
 
     def _bury(self, worker: Watched) -> None:
         """Name a worker that has died, and free the others of it."""

@@ -54,14 +54,21 @@ class Signals:
 
 
 @contextmanager
-def ignored() -> Iterator[None]:
-    """Processes started meanwhile ignore ALL; what comes to this one is lost."""
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in ALL}
+def blocked() -> Iterator[None]:
+    """Processes started meanwhile hear none of ALL; what comes to this one is told afterwards."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def unblock() -> None:
+    """For a process started so: ignore the terminal's signals, end at SIGTERM, and hear them again."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL)
 
 
 class Watched:
@@ -102,7 +109,8 @@ class Watched:
         if (state, done) != self._seen:
             back, self._seen, self._since, self._named = self._named, (state, done), now, False
             return f"{self.name} goes on" if back else None
-        if state is not State.TRAINING or self._named or now - self._since < patience:
+        moving = state is State.TRAINING or (state is State.READY and not rows.below(State.READY))
+        if not moving or self._named or now - self._since < patience:
             return None
         self._named = True
         return (

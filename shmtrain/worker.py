@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from contextlib import ExitStack
 from typing import NoReturn
@@ -29,6 +28,7 @@ from shmtrain.rescue import Rescue
 from shmtrain.role import Alone
 from shmtrain.snapshot import SnapshotError
 from shmtrain.trainer import Diverged, Trainer
+from shmtrain.watch import unblock
 
 FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, OSError)
 
@@ -63,7 +63,7 @@ def _loop(trainer: Trainer, console: Console) -> None:
 def main(handover: Handover) -> NoReturn:
     """The life of a worker process."""
     os.setsid()  # the terminal's signals come through the launcher, once
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    unblock()
     torch.set_num_threads(worker_threads(handover.config))
     config, bar = handover.config, handover.console.progress
     # told: where each worker says what concerns the whole job
@@ -83,16 +83,19 @@ class _Worker:
     def run(self) -> int:
         """Train to the end of the job; the exit code. Does not return when the box or the launcher dies."""
         launcher = f"the launcher (pid {self._handover.pid})"
-        with Lifeline(self._handover.launcher.fd, launcher, self._rescue.end) as lifeline:
+        lifeline = Lifeline(self._handover.launcher.fd, launcher, self._rescue.end)
+        with lifeline, ExitStack() as stack:
             try:
-                with ExitStack() as stack:
-                    self._train(stack.enter_context(smb.connect(self._handover.box.address)), stack)
+                self._train(stack.enter_context(self._connect()), stack)
             except smb.TransportError as error:
-                lifeline.cut(f"the memory box is gone ({error})")
+                lifeline.cut(f"the memory box is gone ({error})")  # while all is still open
             except FAILURES as error:
                 self._told.error(f"{self._name}: {error}")
                 return 1
         return 0
+
+    def _connect(self) -> smb.Box:
+        return smb.connect(self._handover.box.address, name=f"worker {self._handover.rank}")
 
     def _train(self, box: smb.Box, stack: ExitStack) -> None:
         handover = self._handover
@@ -149,7 +152,7 @@ class _Worker:
 
     def _open_pair(self) -> tuple[smb.Segment, smb.Segment]:
         """Another connection, for another thread: this worker's own segment and the center."""
-        box = smb.connect(self._handover.box.address)
+        box = self._connect()
         center = box.attach(self._handover.center_key)
         own = box.create(self._handover.delta_key, count=center.count, dtype="float32", lifetime="owner")
         return own, center

@@ -44,9 +44,10 @@ def elastic_pull(local: F32, center: F32, alpha: float, out: F32) -> None:
     center  (n,) float32, a snapshot c of the center; may be stale
     out     (n,) float32, receives d; x + c is unchanged once d is added to the center
     """
-    np.subtract(local, center, out=out)
-    np.multiply(out, np.float32(alpha), out=out)
-    np.subtract(local, out, out=local)
+    with np.errstate(all="ignore"):  # values that are no numbers are the box's to refuse
+        np.subtract(local, center, out=out)
+        np.multiply(out, np.float32(alpha), out=out)
+        np.subtract(local, out, out=local)
 
 
 class _Spring:
