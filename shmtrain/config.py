@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from prototxt import schema
 from prototxt.text import parse_net, parse_solver
-from shmtrain.lr_rule import LrRule, parse_lr_rule
+from shmtrain.lr_rule import DEFAULT_RULE, LrRule, parse_lr_rule
 from shmtrain.options import ConfigError, Options, check_options, choice
 
 SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
@@ -429,10 +429,8 @@ class _Solver:
         )
 
     def lr_rule(self) -> LrRule:
-        if self.options.lr_rule is None:
-            return LrRule(warmup=self.options.warmup)
         try:
-            return parse_lr_rule(self.options.lr_rule, self.options.warmup)
+            return parse_lr_rule(self.options.lr_rule or DEFAULT_RULE, self.options.warmup)
         except ValueError as e:
             raise ConfigError(str(e)) from None
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 DEFAULT_POWER = 0.75
 DEFAULT_WARMUP = 50
+DEFAULT_RULE = f"power:{DEFAULT_POWER}"
 
 
 @dataclass(frozen=True)
