@@ -60,6 +60,8 @@ class Segment:
         self._attachment = opening.attachment
         self._seen = opening.attachment.version
         self._bind(opening.attachment)
+        self._finalize = weakref.finalize(self, opening.attachment.close)  # dropped without detach
+        self._finalize.atexit = False
 
     def _bind(self, attachment: Attachment) -> None:
         # bound once: looking the methods up at each call would cost a tenth of a small exchange
@@ -179,7 +181,7 @@ class Segment:
             raise Closed(why)
 
         self._read = self._write = self._accumulate = self._exchange = self._wait = self._rescue = refuse
-        self._attachment.close()
+        self._finalize()
 
     def __enter__(self) -> Segment:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,10 +25,10 @@ def parse(text: str) -> int:
     """Bytes from ``4G``, ``512M``, ``1.5GiB`` or a plain number; ValueError otherwise."""
     number = text.strip().upper().removesuffix("IB").removesuffix("B")
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(number[-1:], 1)
-    count = int(float(number.rstrip("KMGT")) * scale) if number[:1].isdigit() else 0
-    if count < 1:
-        raise ValueError(f"{text!r} is no size such as 4G or 512M")
-    return count
+    digits = number.rstrip("KMGT")
+    if re.fullmatch(r"\d+(\.\d+)?", digits) and (count := int(float(digits) * scale)):
+        return count
+    raise ValueError(f"{text!r} is no size such as 4G or 512M")
 
 
 def available(proc: Path = Path("/proc")) -> int | None:

@@ -198,6 +198,8 @@ class ShmTransport:
     def orphan(self) -> None:
         self._closed = True
         self._connections.each(Connection.orphan)
+        if self._life:
+            self._life.close()
 
     def close(self) -> None:
         if self._closed:
@@ -206,6 +208,8 @@ class ShmTransport:
             self._request(protocol.Bye(), min(0.0, FAREWELL - self._options.timeout))
         self._closed = True
         self._connections.close()
+        if self._life:
+            self._life.close()
 
 
 def connect(where: str, options: Options) -> ShmTransport:

@@ -145,6 +145,31 @@ def test_half_a_frame_holds_nobody_up(served: smb.Daemon, folder: Path) -> None:
     assert wait_for(lambda: not served._connections)
 
 
+def test_who_stops_waiting_frees_its_place_though_its_process_lives(served: smb.Daemon, folder: Path) -> None:
+    attacker = Attacker(str(folder / "box.sock"))
+    attacker.socket.sendall(protocol.pack(13, 1, protocol.Barrier("b", 2, 1e6)))
+    assert wait_for(lambda: served.store.rendezvous._barriers)
+    attacker.socket.close()
+    assert wait_for(lambda: not served.store.rendezvous._barriers)
+    with smb.connect(served.addresses[0]) as box, pytest.raises(smb.WaitTimeout, match="1 of 2 came"):
+        box.barrier("b", 2, timeout=0.1)
+
+
+def test_what_was_granted_to_nobody_is_taken_back(served: smb.Daemon, folder: Path) -> None:
+    """The answers cannot be delivered; the client's process lives on."""
+    attacker = Attacker(str(folder / "box.sock"))
+    create = protocol.Create("c", 100, "float32", "stay", b"", False, True, 0.0)
+    for code, request in ((14, protocol.Lock("l", 1, 0.0)), (3, create)):
+        with attacker.open() as sock:
+            sock.shutdown(socket.SHUT_RD)
+            sock.sendall(protocol.pack(code, 1, request))
+    attacker.close()
+    with smb.connect(served.addresses[0]) as box:
+        box.lock("l").acquire(timeout=5)
+        assert wait_for(lambda: box.list() == [])
+        assert box.create("c", 100).created
+
+
 def test_descriptors_that_a_client_sends_are_not_kept(served: smb.Daemon, folder: Path) -> None:
     attacker = Attacker(str(folder / "box.sock"))
     before = len(os.listdir("/proc/self/fd"))
