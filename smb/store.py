@@ -235,9 +235,12 @@ class Store:
             self._publish(entry)
 
     def abandon(self, entry: Entry, session: Session) -> None:
-        """Take a creation back."""
+        """Take a creation back, unless others have joined it."""
         with self.lock:
             self._leave(entry, session)
+            if not entry.attached:
+                self._unname(entry)
+                self._settle(entry)
             self._changed.notify_all()
 
     # Attachment
