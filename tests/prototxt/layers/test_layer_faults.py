@@ -81,10 +81,10 @@ FAULTS: list[tuple[str, list[Shape], int, str]] = [
         "takes 1 top, not 2",
     ),
     (
-        'type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 bias_filler { type: "xavie" } }',
+        'type: "Convolution" convolution_param { num_output: 2 kernel_size: 1 bias_filler { type: "x" } }',
         [IMAGE],
         1,
-        "unknown filler type 'xavie'",
+        "unknown filler type 'x'",
     ),
     # Pooling
     ('type: "Pooling"', [IMAGE], 1, "kernel_size must be set (or global_pooling: true)"),
