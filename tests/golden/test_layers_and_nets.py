@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from prototxt.net import Net
@@ -88,11 +89,11 @@ def test_siamese_differs_in_nothing_but_noise(shared: Path, replay: Replay) -> N
     replay(case)
 
 
-def slope(name: str, h: Array) -> Array:
+def slope(name: str, h: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """The layer's derivative at its bottom."""
     slopes = {
         "inplace_bnll": 1 / (1 + np.exp(-h)),
-        "inplace_clip": ((h >= -0.5) & (h <= 1)).astype(np.float32),
+        "inplace_clip": ((h >= -0.5) & (h <= 1)).astype(np.float64),
         "inplace_power": 2 * (h + 1),
     }
     return np.asarray(slopes[name])
@@ -109,6 +110,6 @@ def test_in_place_layers_have_the_gradient_of_what_they_compute(shared: Path, na
             assert_agrees(net.blobs[blob].data, array, blob)
         net.backward(y=case.arrays["topdiff/y"])
         h = 1.5 * case.arrays["in/x"].astype(np.float64) + 0.1
-        want = case.arrays["topdiff/y"] * 2 * slope(name, h) * 1.5
+        want: Array = case.arrays["topdiff/y"] * 2 * slope(name, h).astype(np.float32) * 1.5
         assert_agrees(net.blobs["x"].diff, want, "diff x")
         assert not np.allclose(want, case.arrays["diff/x"], rtol=1e-2)

@@ -8,6 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from prototxt.layers.activations import Dropout
+from prototxt.layers.recurrent import Recurrent
 from prototxt.registry import Built, Shape, layer_types
 from tests.prototxt.layers.single import build
 
@@ -134,9 +136,9 @@ def repeatable(built: Built) -> Callable[..., tuple[Tensor, ...]]:
     count = len(names)
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        if hasattr(built.module, "generator"):
+        if isinstance(built.module, Dropout):
             built.module.generator.manual_seed(1)
-        if hasattr(built.module, "state"):
+        if isinstance(built.module, Recurrent):
             built.module.state = ()
         bottoms, blobs = values[: len(values) - count], values[len(values) - count :]
         made = torch.func.functional_call(built.module, dict(zip(names, blobs, strict=True)), tuple(bottoms))

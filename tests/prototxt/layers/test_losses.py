@@ -155,7 +155,7 @@ def test_multinomial_logistic_clamps_at_1e_20() -> None:
     p, t = np.array([[0.25, 0.75], [0.0, 1.0]]), [0, 0]
     assert run(built, p, t)[0] == pytest.approx((math.log(4) - math.log(1e-20)) / 2, rel=1e-5)
     grad = gradients(built, p, t)[0]
-    np.testing.assert_allclose(grad, [[-2, 0], [-0.5e20, 0]], rtol=1e-5)
+    np.testing.assert_allclose(grad, np.array([[-2, 0], [-0.5e20, 0]]), rtol=1e-5)
 
 
 @pytest.mark.parametrize("legacy", [False, True])

@@ -23,7 +23,7 @@ class Lay(NamedTuple):
     p: list[int]
     ceil: bool = True
 
-    def count(self, size: tuple[int, ...], axis: int) -> int:
+    def windows(self, size: tuple[int, ...], axis: int) -> int:
         k, s, p = self.k[axis], self.s[axis], self.p[axis]
         count = (math.ceil if self.ceil else math.floor)((size[axis] + 2 * p - k) / s) + 1
         return count - 1 if any(self.p) and (count - 1) * s >= size[axis] + p else count
@@ -33,7 +33,7 @@ def naive(x: Array, lay: Lay, method: str) -> tuple[Array, Array, Array]:
     """Top, mask and d(sum of tops)/dx, by the loops of the definition."""
     n, c, *size = x.shape
     k, s, p, _ = lay
-    out = [lay.count(tuple(size), i) for i in (0, 1)]
+    out = [lay.windows(tuple(size), i) for i in (0, 1)]
     top, mask, grad = np.zeros((n, c, *out)), np.full((n, c, *out), -1.0), np.zeros(x.shape)
     for i, j, h, w in np.ndindex(n, c, *out):
         start = [h * s[0] - p[0], w * s[1] - p[1]]
@@ -77,7 +77,9 @@ def geometries() -> list[tuple[tuple[int, int], Lay]]:
         ((6, 9), Lay([2, 4], [5, 3], [1, 3], False)),
         ((6, 6), Lay([1, 1], [4, 2], [0, 0])),
     ]
-    return [(size, lay) for size, lay in square + unequal if min(lay.count(size, 0), lay.count(size, 1)) >= 1]
+    return [
+        (size, lay) for size, lay in square + unequal if min(lay.windows(size, 0), lay.windows(size, 1)) >= 1
+    ]
 
 
 @pytest.mark.parametrize("method", ["MAX", "AVE"])
@@ -99,7 +101,9 @@ def test_the_geometries_reach_past_what_torch_can_do_alone() -> None:
     """The sweep is worth nothing unless it holds pads above k/2 and windows outside the image."""
     assert any(2 * lay.p[0] > lay.k[0] for _, lay in geometries())
     outside = [
-        lay for size, lay in geometries() if not any(lay.p) and (lay.count(size, 0) - 1) * lay.s[0] >= size[0]
+        lay
+        for size, lay in geometries()
+        if not any(lay.p) and (lay.windows(size, 0) - 1) * lay.s[0] >= size[0]
     ]
     assert len(outside) > 5
 
@@ -167,7 +171,7 @@ def test_the_image_may_change_between_forwards(method: str) -> None:
 def test_max_passes_nan_on() -> None:
     """A diverged activation must not vanish in a pooling layer."""
     built = build('type: "Pooling" pooling_param { kernel_size: 2 stride: 2 }', (1, 1, 2, 2))
-    assert np.isnan(run(built, [[[[1.0, np.nan], [0, 0]]]])[0]).all()
+    assert np.isnan(run(built, np.array([[[[1.0, np.nan], [0, 0]]]]))[0]).all()
 
 
 def test_spp_is_its_levels_side_by_side() -> None:

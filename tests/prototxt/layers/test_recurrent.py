@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
+from prototxt.registry import Shape
 from tests.prototxt.layers.single import Array, build, noise, run, set_blobs
 
 T, N, INPUTS, S, H = 4, 3, 5, 2, 3
@@ -38,7 +41,10 @@ def rnn(x: Array, cont: Array, extra: Array, w: list[Array], state: list[Array])
     return np.stack(tops), [h]
 
 
-KINDS = {"LSTM": (lstm, 2, 4 * H, [(4 * H, H)]), "RNN": (rnn, 1, H, [(H, H), (H, H), (H,)])}
+KINDS: dict[str, tuple[Any, int, int, list[Shape]]] = {
+    "LSTM": (lstm, 2, 4 * H, [(4 * H, H)]),
+    "RNN": (rnn, 1, H, [(H, H), (H, H), (H,)]),
+}
 
 
 def weights(kind: str, static: bool) -> list[Array]:
