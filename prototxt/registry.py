@@ -11,7 +11,7 @@ import torch
 from google.protobuf.message import Message
 from torch import nn
 
-from prototxt.errors import LayerError
+from prototxt.errors import LayerError, PrototxtError
 
 Shape = tuple[int, ...]
 Phase = Literal["TRAIN", "TEST"]
@@ -137,7 +137,7 @@ def layer_types() -> list[str]:
 
 
 def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
-    """Build one layer; raises LayerError for an unknown type, with the nearest known ones."""
+    """Build one layer; LayerError for an unknown type, with the nearest known, and for what torch refuses."""
     known = layer_types()
     builder = _BUILDERS.get(spec.type)
     if builder is None:
@@ -146,4 +146,16 @@ def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         ]
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
         raise spec.error(f"unknown layer type {spec.type!r} ({hint})")
-    return builder(spec, bottoms)
+    try:
+        return builder(spec, bottoms)
+    except PrototxtError:
+        raise
+    except (
+        RuntimeError,
+        ValueError,
+        TypeError,
+        OverflowError,
+        MemoryError,
+    ) as error:  # sizes beyond any memory
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise spec.error(f"cannot be built for bottoms of shape {bottoms}: {reason}") from error

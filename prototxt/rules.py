@@ -82,7 +82,7 @@ def insert_splits(entries: list[Entry]) -> list[Entry]:
             if users[top] > 1:
                 split = _split(layer, blob, position, users[top], weights.get(top, 0.0))
                 if weights.get(top):
-                    layer.ClearField("loss_weight")
+                    layer.loss_weight[position] = 0.0
                     taken[top] += 1
                 result.append(Entry(split, entry.line))
     return result

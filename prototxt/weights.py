@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
+from prototxt.blob import ParamBlob
 from prototxt.caffemodel import HDF5_MAGIC, Array, blob_array, blob_shape, fill_blob, is_legacy, read_net
 from prototxt.errors import WeightsError
 from prototxt.registry import Shape
@@ -18,8 +20,10 @@ from prototxt.schema import wire
 
 if TYPE_CHECKING:
     from prototxt.net import Net
+    from prototxt.nodes import Node
 
 _log = getLogger(__name__)
+_Match = tuple[list[nn.Parameter], list[Array]]  # a layer's parameters, and the file's values for them
 
 
 def load_weights(net: Net, path: str | os.PathLike[str]) -> None:
@@ -29,17 +33,9 @@ def load_weights(net: Net, path: str | os.PathLike[str]) -> None:
     Raises WeightsError when a layer's blobs differ in number or shape; nothing is copied then.
     """
     shown = os.fspath(path)
-    source = _hdf5_layers(net, shown) if _is_hdf5(path) else _proto_layers(net, shown)
     pairs: list[tuple[torch.Tensor, Array]] = []
-    for name, blobs in source:
-        targets = net.params.get(name)
-        if targets is None:
-            if name not in net.layer_dict:
-                _log.info("Ignoring source layer %s", name)
-            elif blobs:
-                raise WeightsError(_wrong_number(shown, name, len(blobs), 0))
-            continue
-        pairs += zip((target.param.data for target in targets), blobs, strict=True)
+    for targets, blobs in _hdf5_layers(net, shown) if _is_hdf5(path) else _proto_layers(net, shown):
+        pairs += zip((target.data for target in targets), blobs, strict=True)
     for target, array in pairs:
         target.copy_(torch.from_numpy(np.array(array)).view(target.shape))
 
@@ -54,16 +50,24 @@ def _is_hdf5(path: str | os.PathLike[str]) -> bool:
         ) from error
 
 
-def _proto_layers(net: Net, path: str) -> Iterator[tuple[str, list[Array]]]:
+def _proto_layers(net: Net, path: str) -> Iterator[_Match]:
+    """Pairs equal names; where a name occurs several times, the first with the first, and so on."""
+    nodes: dict[str, list[Node]] = {}
+    for node in reversed(net.layers):
+        nodes.setdefault(node.name, []).append(node)
     for layer in read_net(path).layer:
-        targets = net.params.get(layer.name)
-        if targets is not None:
-            if len(layer.blobs) != len(targets):
-                raise WeightsError(_wrong_number(path, layer.name, len(layer.blobs), len(targets)))
-            for index, (blob, target) in enumerate(zip(layer.blobs, targets, strict=True)):
-                if not _fits(blob, target.shape):
-                    raise WeightsError(_wrong_shape(path, layer.name, index, blob_shape(blob), target.shape))
-        yield layer.name, [blob_array(blob) for blob in layer.blobs]
+        if layer.name not in nodes:
+            _log.info("Ignoring source layer %s", layer.name)
+            continue
+        named = nodes[layer.name]
+        targets = (named.pop() if len(named) > 1 else named[0]).blobs
+        if len(layer.blobs) != len(targets):
+            raise WeightsError(_wrong_number(path, layer.name, len(layer.blobs), len(targets)))
+        for index, (blob, target) in enumerate(zip(layer.blobs, targets, strict=True)):
+            if not _fits(blob, tuple(target.shape)):
+                shapes = blob_shape(blob), tuple(target.shape)
+                raise WeightsError(_wrong_shape(path, layer.name, index, *shapes))
+        yield targets, [blob_array(blob) for blob in layer.blobs]
 
 
 def _fits(blob: Any, shape: Shape) -> bool:
@@ -89,7 +93,7 @@ def _wrong_shape(path: str, layer: str, index: int, source: Shape, target: Shape
     )
 
 
-def _hdf5_layers(net: Net, path: str) -> Iterator[tuple[str, list[Array]]]:
+def _hdf5_layers(net: Net, path: str) -> Iterator[_Match]:
     """Group /data/<layer>/<i>: a blob that is shared is stored under its owner only."""
     import h5py
 
@@ -113,11 +117,11 @@ def _hdf5_layers(net: Net, path: str) -> Iterator[tuple[str, list[Array]]]:
                     blobs.append(array)
                 if str(len(targets)) in group:
                     raise WeightsError(_wrong_number(path, name, len(group), len(targets)))
-                yield name, blobs
+                yield [target.param for target in targets], blobs
             known = net.layer_dict
             for name in data:
                 if name not in known and not any(layer.startswith(f"{name}/") for layer in known):
-                    yield name, []
+                    _log.info("Ignoring source layer %s", name)
     except (OSError, KeyError) as error:
         raise WeightsError(f"{path}: cannot be read as an HDF5 weight file: {error}") from error
 
@@ -131,8 +135,9 @@ def net_message(net: Net, diff: bool) -> Any:
         layer.ClearField("blobs")
         if node.built.loss and not layer.loss_weight:
             layer.loss_weight.append(1.0)  # the original writes a loss's default weight out
-        for blob in net.params[node.name] if node.blobs else ():
-            fill_blob(layer.blobs.add(), blob.data, blob.diff if diff else None)
+        for param in node.blobs:
+            source = ParamBlob(param)
+            fill_blob(layer.blobs.add(), source.data, source.diff if diff else None)
     return message
 
 

@@ -156,6 +156,13 @@ def test_an_explicit_loss_weight_counts_as_a_use_and_moves_to_the_split() -> Non
     assert float(built.run().loss) == 15
 
 
+def test_a_loss_that_is_used_further_counts_once() -> None:
+    text = LENET.replace('"loss"  }', '"loss" loss_weight: 3 }') + layer("s", "Power", "loss", "s")
+    built, plain = net(text, seed=1), net(LENET, seed=1)
+    assert float(built.run().loss.detach()) == pytest.approx(3 * float(plain.run().loss.detach()))
+    assert built.forward_range(0, len(built.layers) - 1) == pytest.approx(3 * plain.forward_range(0, 3))
+
+
 def test_outputs_are_the_unused_blobs_in_alphabetical_order() -> None:
     text = inputs(z=(1, 2), b=(1, 2), m=(1, 2)) + layer("r", "ReLU", "m", "a")
     built = net(text)

@@ -117,6 +117,16 @@ def test_layers_match_by_name_alone(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert [r.message for r in caplog.records if r.levelno == logging.INFO] == ["Ignoring source layer fc8"]
 
 
+def test_layers_of_one_name_match_in_their_order(tmp_path: Path) -> None:
+    text = inputs(data=(1, 6)) + product("ip", "data", "a", 4) + product("ip", "data", "b", 4)
+    first, second = net(text, seed=1), net(text, seed=2)
+    first.save(tmp_path / "w")
+    second.copy_from(tmp_path / "w")
+    values = [[entry.param.tolist() for entry in built.learnable] for built in (first, second)]
+    assert values[0] == values[1]
+    assert values[0][0] != values[0][2]
+
+
 def test_four_legacy_sizes_fit_fewer_axes(tmp_path: Path) -> None:
     message = wire.NetParameter()
     entry = message.layer.add(name="fc6")
