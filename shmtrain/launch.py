@@ -17,7 +17,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 
@@ -80,6 +80,21 @@ def _private_folder() -> Iterator[str]:
 
 
 @contextmanager
+def _working_in(folder: str) -> Iterator[None]:
+    """Work in another folder meanwhile: a new interpreter looks for modules there before anywhere else.
+
+    In a checkout it would take the sources, without their extensions, for the installed package. Workers
+    change back to the launcher's folder before they do anything.
+    """
+    before = os.getcwd()
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        os.chdir(before)
+
+
+@contextmanager
 def _embedded(folder: str) -> Iterator[str]:
     """A box in this process; its address."""
     with smb.serve(unix=os.path.join(folder, "box.sock")) as daemon:
@@ -139,6 +154,8 @@ class _Launch:
         os.environ.update(OMP_NUM_THREADS=threads, MKL_NUM_THREADS=threads)  # read when torch is loaded
         # Where multiprocessing puts the fork server's socket: by itself it would leave a folder when killed.
         multiprocessing.current_process()._config["tempdir"] = self._first.box.folder  # type: ignore[attr-defined]
+        with _working_in(self._first.box.folder):
+            forkserver.ensure_running()
         self._workers = [self._start_one(context, rank) for rank in range(self._first.world)]
 
     def _start_one(self, context: ForkServerContext, rank: int) -> Watched:

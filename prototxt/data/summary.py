@@ -27,8 +27,10 @@ class Summary:
 
 def summarize(source: str) -> Summary:
     """Read every record; raises DataError naming the first that is no Datum, or how the reading died."""
-    code = "import sys; from prototxt.data.summary import main; main(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", code, source], capture_output=True, text=True, check=False)
+    # With this process's search path: a new interpreter would look in the working directory first.
+    code = "import sys; _, source, *sys.path = sys.argv; from prototxt.data.summary import main; main(source)"
+    words = [sys.executable, "-c", code, source, *sys.path]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
     if done.returncode == 2:
         raise DataError(done.stdout)
     if done.returncode:
