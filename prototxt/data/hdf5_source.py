@@ -12,12 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.ring import MAX_COUNT
 from prototxt.errors import DataError
 
 WHOLE_BYTES = (
     256 << 20
 )  # files up to this size (as float32) are held in memory, larger ones read as they are used
-MAX_COUNT = 2**31 - 1  # of values in one blob
 
 Rows = NDArray[np.int64]
 

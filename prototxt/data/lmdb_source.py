@@ -11,6 +11,7 @@ import lmdb
 
 from prototxt._native import Transform, datum_head
 from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.ring import MAX_COUNT
 from prototxt.errors import DataError
 
 Sides = tuple[int, int, int]  # channels, height, width
@@ -70,6 +71,8 @@ class LmdbSource:
     def advance(self) -> list[Shape]:
         """Fetch the next batch's records; the shapes of its tops, by its first record."""
         self._taken += len(self._records_now)
+        if not self._taken:
+            self._check_size()
         self._records_now = list(islice(self._stream, self._config.batch_size))
         sides, encoded = self._sides()
         if not encoded and not self._taken and self._forces:
@@ -94,6 +97,18 @@ class LmdbSource:
             if len(error.args) != 2:
                 raise
             raise self._wrong(*error.args) from error
+
+    def _check_size(self) -> None:
+        """Refuse an impossible batch before its records are fetched."""
+        self._records_now = list(islice(self._stream, 1))
+        (channels, height, width), _ = self._sides()
+        side, batch = self._config.transform.crop, self._config.batch_size
+        if (count := batch * channels * (side or height) * (side or width)) > MAX_COUNT:
+            what = f"a batch of {batch} images {channels}x{side or height}x{side or width}"
+            raise DataError(
+                f"{os.path.abspath(self._config.source)}: {what} has {count} values, above {MAX_COUNT}"
+            )
+        self._stream = self._records()
 
     @property
     def _forces(self) -> bool:

@@ -12,9 +12,12 @@ import struct
 from math import prod
 
 from prototxt.data.config import Shape
+from prototxt.errors import DataError
 
 ALIGN = 64
 MAX_SLOTS = 64
+MAX_COUNT = 2**31 - 1  # of values in one blob, as in the original
+LARGE = 64 << 20  # bytes of a slot from which on memory is looked at first
 _HEAD = struct.Struct("<cBB")  # kind, slot, number of tops
 _TOP = struct.Struct("<QB")  # offset in the memory, number of axes
 
@@ -47,6 +50,12 @@ def _aligned(size: int, to: int) -> int:
     return -(-size // to) * to
 
 
+def _available_memory() -> int:
+    """Bytes that the system can still give without swapping."""
+    with open("/proc/meminfo") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
+
+
 def batch_bytes(shapes: list[Shape]) -> int:
     """What a batch of float32 tops takes in a slot."""
     return sum(_aligned(4 * prod(shape), ALIGN) for shape in shapes)
@@ -64,7 +73,7 @@ class Ring:
     def slot(self, slot: int, shapes: list[Shape]) -> tuple[bytes, list[memoryview[float]]]:
         """The message that announces this batch, and a float view of each of its tops to fill.
 
-        Raises OSError when there is no memory for it.
+        Raises DataError or OSError when there is no memory for it.
         """
         key = (slot, tuple(shapes))
         found = self._known.get(key)
@@ -89,6 +98,8 @@ class Ring:
     def _enlarge(self, slot: int, need: int) -> None:
         """New room at the end: the net may still read the old. Doubling bounds the waste."""
         capacity = _aligned(max(need, 2 * self._places[slot][1]), mmap.PAGESIZE)
+        if capacity > LARGE and capacity > (available := _available_memory()):
+            raise DataError(f"a batch takes {need >> 20} MiB of memory, {available >> 20} MiB are available")
         os.posix_fallocate(self._fd, self._end, capacity)  # an error here, not a SIGBUS at the first write
         self._places[slot] = (self._end, capacity)
         self._end += capacity

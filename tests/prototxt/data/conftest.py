@@ -37,7 +37,10 @@ def make_lmdb(tmp_path: Path) -> MakeLmdb:
     """make_lmdb(values, name="db"): an LMDB of these records (bytes, or (image, label) pairs)."""
 
     def make(values: list[Any], name: str = "db") -> Path:
-        with lmdb.open(str(tmp_path / name), map_size=64 << 20, lock=False) as env, env.begin(write=True) as txn:
+        with (
+            lmdb.open(str(tmp_path / name), map_size=64 << 20, lock=False) as env,
+            env.begin(write=True) as txn,
+        ):
             for i, value in enumerate(values):
                 txn.put(b"%08d" % i, value if isinstance(value, bytes) else encode(*value), append=True)
         return tmp_path / name
@@ -53,7 +56,7 @@ def numbered(make_lmdb: MakeLmdb) -> Callable[[int], Path]:
 
 @pytest.fixture
 def open_layer() -> Iterator[OpenLayer]:
-    """open_layer(text, phase="TEST", **context): the Built of the one layer in ``text``; closed afterwards."""
+    """open_layer(text, phase="TEST", **context): the Built of the layer in ``text``; closed afterwards."""
     opened: list[Any] = []
 
     def build(text: str, phase: str = "TEST", **context: Any) -> Any:

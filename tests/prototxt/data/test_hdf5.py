@@ -19,7 +19,7 @@ MakeFiles = Callable[..., Path]
 
 @pytest.fixture
 def make_files(tmp_path: Path) -> MakeFiles:
-    """make_files(rows, ...): a list file of HDF5 files with so many rows each, numbered through in "label"."""
+    """make_files(rows, ...): a list file of HDF5 files with so many rows each, numbered in "label"."""
 
     def make(*rows: int) -> Path:
         names, first = [], 0
@@ -115,7 +115,7 @@ def test_a_file_too_large_for_memory_gives_the_same_rows(
         source, taken = Hdf5Source(config), []
         for _ in range(8):
             tops = [np.empty(shape, np.float32) for shape in source.advance()]
-            source.write([memoryview(top.reshape(-1)) for top in tops])
+            source.write([top.reshape(-1).data.cast("B").cast("f") for top in tops])
             taken.append(np.concatenate([top.reshape(4, -1) for top in tops], axis=1))
         return taken
 

@@ -33,7 +33,9 @@ def test_pixels_are_those_of_the_record(make_lmdb: Any, data_layer: Any) -> None
     np.testing.assert_array_equal(label.numpy(), np.arange(7))
 
 
-@pytest.mark.parametrize(("records", "world", "batch"), [(12, 3, 2), (10, 3, 2), (2, 5, 3), (7, 4, 7), (1, 3, 2)])
+@pytest.mark.parametrize(
+    ("records", "world", "batch"), [(12, 3, 2), (10, 3, 2), (2, 5, 3), (7, 4, 7), (1, 3, 2)]
+)
 def test_record_i_goes_to_worker_i_mod_world(
     numbered: Any, data_layer: Any, records: int, world: int, batch: int
 ) -> None:
@@ -175,7 +177,7 @@ def test_a_net_of_prototxt_trains_on_an_lmdb(make_lmdb: Any, tmp_path: Path) -> 
     with prototxt.Net(net_file, phase="TRAIN", seed=1) as net:
         for _ in range(5):
             outcome = net.run()
-            outcome.loss.backward()
+            outcome.loss.backward()  # type: ignore[no-untyped-call]
         assert float(outcome.loss.detach()) > 0
         assert net.learnable[0].param.grad is not None
         assert set(net.forward()) == {"loss"}

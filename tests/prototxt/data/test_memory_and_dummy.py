@@ -17,6 +17,10 @@ MEMORY = (
 )
 
 
+def zeros(*shape: int) -> Any:
+    return np.zeros(shape, np.float32)
+
+
 def arrays(rows: int) -> tuple[Any, Any]:
     data = np.arange(rows * 6, dtype=np.float32).reshape(rows, 1, 2, 3)
     return data, np.arange(rows, dtype=np.float32)
@@ -58,14 +62,14 @@ def test_memory_data_warns_that_it_does_not_transform(
 @pytest.mark.parametrize(
     ("data", "labels", "message"),
     [
-        (np.zeros((3, 1, 2, 3), np.float32), np.zeros(3, np.float32), "3 rows are no multiple of batch_size 2"),
-        (np.zeros((0, 1, 2, 3), np.float32), np.zeros(0, np.float32), "0 rows are no multiple of batch_size 2"),
-        (np.zeros((2, 1, 3, 2), np.float32), np.zeros(2, np.float32), r"\(2, 1, 3, 2\), but rows are \(1, 2, 3\)"),
-        (np.zeros((2, 1, 2, 3), np.float32), np.zeros(4, np.float32), "2 rows of data, but 4 labels"),
-        (np.zeros((2, 1, 2, 3)), np.zeros(2, np.float32), "data array must be float32"),
-        (np.zeros((2, 1, 3, 2), np.float32).swapaxes(2, 3), np.zeros(2, np.float32), "C-contiguous"),
+        (zeros(3, 1, 2, 3), zeros(3), "3 rows are no multiple of batch_size 2"),
+        (zeros(0, 1, 2, 3), zeros(0), "0 rows are no multiple of batch_size 2"),
+        (zeros(2, 1, 3, 2), zeros(2), r"\(2, 1, 3, 2\), but rows are \(1, 2, 3\)"),
+        (zeros(2, 1, 2, 3), zeros(4), "2 rows of data, but 4 labels"),
+        (np.zeros((2, 1, 2, 3)), zeros(2), "data array must be float32"),
+        (zeros(2, 1, 3, 2).swapaxes(2, 3), zeros(2), "C-contiguous"),
     ],
-)  # fmt: skip
+)
 def test_memory_data_refuses_arrays_that_do_not_fit(
     open_layer: Any, data: Any, labels: Any, message: str
 ) -> None:
@@ -126,10 +130,18 @@ def test_dummy_data_fills_constants_once_and_the_rest_each_time(open_layer: Any)
     ("tops", "parameters", "message"),
     [
         (3, "shape { dim: 1 } data_filler { } data_filler { }", "data_filler must be given 0, 1 or 3 times"),
-        (3, "shape { dim: 1 } shape { dim: 1 }", r"shape must be given once or once a top \(3 times\), not 2 times"),
+        (
+            3,
+            "shape { dim: 1 } shape { dim: 1 }",
+            r"shape must be given once or once a top \(3 times\), not 2 times",
+        ),
         (1, "", r"shape must be given once or once a top \(1 times\), not 0 times"),
         (1, "shape { dim: 1 } num: 1", "shape and num/channels/height/width are both given"),
-        (1, "num: 1 channels: 2 height: 3", r"width must be given once or once a top \(1 times\), not 0 times"),
+        (
+            1,
+            "num: 1 channels: 2 height: 3",
+            r"width must be given once or once a top \(1 times\), not 0 times",
+        ),
         (1, "shape { dim: 2 dim: -3 }", r"every dimension must be above 0, not \(2, -3\)"),
         (1, 'shape { dim: 1 } data_filler { type: "xaver" }', "unknown filler type 'xaver'"),
     ],

@@ -50,9 +50,9 @@ def folder(make_lmdb: Any) -> Path:
 def open_reader(folder: Path) -> Iterator[Callable[..., Reader]]:
     readers: list[Reader] = []
 
-    def make(timeout: float = 20.0, batch: int = 16) -> Reader:
-        config = ReaderConfig("lmdb", str(folder), batch, ("data", "label"), train=False)
-        readers.append(Reader(config, place="net.prototxt:3: layer 'd'", timeout=timeout))
+    def make() -> Reader:
+        config = ReaderConfig("lmdb", str(folder), 16, ("data", "label"), train=False)
+        readers.append(Reader(config, place="net.prototxt:3: layer 'd'", timeout=20.0))
         return readers[-1]
 
     yield make
@@ -72,9 +72,7 @@ def take_until_error(reader: Reader, seconds: float = 5.0) -> str:
 # Death of the reader -------------------------------------------------------------------------------------
 
 
-def test_a_file_truncated_while_it_is_read_is_an_error_that_names_it(
-    open_reader: Any, folder: Path
-) -> None:
+def test_a_file_truncated_while_it_is_read_is_an_error_that_names_it(open_reader: Any, folder: Path) -> None:
     """LMDB maps the file: a page beyond its end kills the process that touches it, which must not be ours."""
     reader = open_reader()
     reader.take()
@@ -106,7 +104,9 @@ def test_a_killed_reader_is_noticed_though_a_fork_of_it_holds_its_socket(open_re
     """The end of the socket alone would not tell: some other process may have inherited it."""
     reader = open_reader()
     theirs = next(
-        fd for fd in os.listdir(f"/proc/{reader.pid}/fd") if "socket" in os.readlink(f"/proc/{reader.pid}/fd/{fd}")
+        fd
+        for fd in os.listdir(f"/proc/{reader.pid}/fd")
+        if "socket" in os.readlink(f"/proc/{reader.pid}/fd/{fd}")
     )
     pidfd = os.pidfd_open(reader.pid)
     copy = _pidfd_getfd(pidfd, int(theirs))
@@ -114,7 +114,7 @@ def test_a_killed_reader_is_noticed_though_a_fork_of_it_holds_its_socket(open_re
         os.kill(reader.pid, signal.SIGKILL)
         start = time.monotonic()
         assert "SIGKILL" in take_until_error(reader)
-        assert time.monotonic() - start < 1.0
+        assert time.monotonic() - start < 5.0, "noticed by its timeout only"
     finally:
         os.close(copy)
         os.close(pidfd)
@@ -130,7 +130,8 @@ def _pidfd_getfd(pidfd: int, fd: int) -> int:
 
 
 def test_a_reader_that_stalls_is_an_error_after_the_timeout(open_reader: Any) -> None:
-    reader = open_reader(timeout=0.3)
+    reader = open_reader()
+    reader._timeout = 0.3  # only now: the start may take longer on a busy machine
     os.kill(reader.pid, signal.SIGSTOP)
     try:
         text = take_until_error(reader)
@@ -186,7 +187,7 @@ def test_a_forgotten_reader_ends_and_leaves_no_descriptor(folder: Path) -> None:
 
 
 def run_program(body: str, folder: Path) -> subprocess.Popen[str]:
-    """A program with a reader in it; ``body`` goes on after the reader took a batch and its pid was printed."""
+    """A program with a reader in it; ``body`` goes on when it has taken a batch and printed its pid."""
     program = f"""
         import os, signal, sys, threading, time
         from prototxt.data.config import ReaderConfig
@@ -220,7 +221,7 @@ def test_the_reader_dies_with_its_net_though_a_fork_lives_on(folder: Path) -> No
         child = os.fork()
         if not child:
             os.close(1); os.close(2)
-            time.sleep(3)
+            time.sleep(60)
             os._exit(0)
         if not os.fork():
             sys.exit(0)  # runs the finalizers
@@ -234,9 +235,11 @@ def test_the_reader_dies_with_its_net_though_a_fork_lives_on(folder: Path) -> No
     out, err = program.communicate(timeout=60)
     assert len(out.split()) == 2, err
     reader, child = map(int, out.split())
-    assert wait_until(lambda: not alive(reader), 2.0)
-    assert alive(child)
-    os.kill(child, signal.SIGKILL)
+    try:
+        assert wait_until(lambda: not alive(reader))
+        assert alive(child)
+    finally:
+        os.kill(child, signal.SIGKILL)
 
 
 def test_a_reader_may_outlive_the_thread_that_made_it(folder: Path) -> None:

@@ -42,10 +42,10 @@ MEANS = ["", "mean_value: 100.5", "mean_value: 10 mean_value: 20.25 mean_value: 
 @pytest.mark.parametrize("kind", ["uint8", "float32"])
 @pytest.mark.parametrize("mean", MEANS, ids=["no-mean", "one-value", "a-value-a-channel", "mean-file"])
 @pytest.mark.parametrize("crop", [0, 5, 8])
-def test_a_test_net_takes_the_centre(
-    make_lmdb: Any, data_layer: Any, images: U8, mean_file: tuple[Path, F32], mean: str, crop: int, kind: str
-) -> None:
-    path, mean_image = mean_file
+def test_a_test_net_takes_the_centre(request: pytest.FixtureRequest, mean: str, crop: int, kind: str) -> None:
+    make_lmdb, data_layer = request.getfixturevalue("make_lmdb"), request.getfixturevalue("data_layer")
+    images: U8 = request.getfixturevalue("images")
+    path, mean_image = request.getfixturevalue("mean_file")
     field = f'mean_file: "{path}"' if mean == "file" else mean
     values = [float(word) for word in mean.split() if word[0].isdigit()]
     subtract = mean_image if mean == "file" else np.resize(values or [0], 3).astype(np.float32)[:, None, None]
@@ -75,7 +75,7 @@ def legal(image: F32, crop: int, mirror: bool) -> set[tuple[bytes, tuple[int, in
 def test_a_train_net_takes_every_crop_and_flip_and_nothing_else(
     make_lmdb: Any, data_layer: Any, images: U8, mean_file: tuple[Path, F32], mirror: bool
 ) -> None:
-    """The mean is subtracted at the source's pixel: a crop of the mean image goes with a crop of the image."""
+    """The mean is subtracted at the source's pixel: a crop of the image takes the same crop of the mean."""
     path, mean = mean_file
     folder = make_lmdb([(images[0], 0)])
     extra = f'transform_param {{ crop_size: 6 mirror: {str(mirror).lower()} mean_file: "{path}" }}'
