@@ -19,6 +19,7 @@ import pytest
 from prototxt import caffemodel
 from tests.shmtrain.jobs import ENDLESS, HDF5, LAYERS, Job, gone, running, stop, train, write
 
+OutsideBox = tuple[subprocess.Popen[bytes], str]
 LONG = f"max_iter: {ENDLESS} display: 200\n"
 
 
@@ -171,28 +172,17 @@ def test_a_worker_whose_values_are_no_numbers_is_refused_and_named(tmp_path: Pat
     assert np.isfinite(weights(tmp_path / "solver_iter_400.caffemodel")).all()
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_stop_finishes_the_iteration_saves_and_ends_well(tmp_path: Path, number: signal.Signals) -> None:
+def test_sigterm_stops_as_ctrl_c_does(tmp_path: Path) -> None:
     write(tmp_path, LONG + "test_iter: 1 test_interval: 100000000\n")
     with running(tmp_path, "--workers", "2") as job:
         job.trains()
-        job.process.send_signal(number)
+        job.process.send_signal(signal.SIGTERM)
         assert job.end() == 0
     assert "Optimization stopped early." in job.text
     assert job.text.count("Testing net") == 1  # the first one; none after the stop
     models = list(tmp_path.glob("solver_iter_*.caffemodel"))
     assert len(models) == 1
     assert models[0].with_suffix(".solverstate").exists()
-
-
-def test_the_terminals_ctrl_c_reaches_each_worker_once(tmp_path: Path) -> None:
-    """A terminal signals the whole process group; a worker that got it twice would end at once, unsaved."""
-    write(tmp_path, LONG)
-    with running(tmp_path, "--workers", "2") as job:
-        group = os.getpgid(job.process.pid)
-        assert {os.getpgid(job.pid_of(rank)) for rank in range(2)}.isdisjoint({group})
-        job.trains()
-        assert stop(job) == 0
 
 
 def test_a_second_ctrl_c_ends_a_job_that_hangs(tmp_path: Path) -> None:
@@ -230,25 +220,48 @@ def test_a_stop_before_the_first_iteration_is_not_lost(tmp_path: Path) -> None:
         assert job.end() == 0
 
 
-def test_when_an_outside_box_dies_the_center_is_saved_and_the_job_fails(tmp_path: Path) -> None:
+@pytest.fixture
+def outside_box() -> Iterator[OutsideBox]:
+    """`smb serve` as a process, and its address."""
+    path = Path(os.environ["TMPDIR"]) / "s"
+    daemon = subprocess.Popen([sys.executable, "-m", "smb.cli", "serve", "--unix", str(path)])
+    deadline = time.monotonic() + 20
+    while not path.exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    yield daemon, f"unix:{path}"
+    daemon.kill()
+    daemon.wait()
+    path.unlink(missing_ok=True)
+
+
+def test_when_an_outside_box_dies_the_center_is_saved_and_the_job_fails(
+    tmp_path: Path, outside_box: OutsideBox
+) -> None:
     write(tmp_path, LONG)
-    folder = Path(os.environ["TMPDIR"])
-    daemon = subprocess.Popen([sys.executable, "-m", "smb.cli", "serve", "--unix", str(folder / "s")])
-    try:
-        deadline = time.monotonic() + 20
-        while not (folder / "s").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        with running(tmp_path, "--workers", "2", "--smb", f"unix:{folder / 's'}") as job:
-            pids = [job.pid_of(rank) for rank in range(2)]
-            job.trains()
-            daemon.kill()
-            assert job.end(15) == 1
-            assert all(gone(pid) for pid in pids)
-        for rank in range(2):
-            assert f"Worker {rank} (pid {pids[rank]}): the memory box is gone" in job.text
-        assert len(rescued(tmp_path)) == 1
-    finally:
+    daemon, address = outside_box
+    with running(tmp_path, "--workers", "2", "--smb", address) as job:
+        pids = [job.pid_of(rank) for rank in range(2)]
+        job.trains()
         daemon.kill()
-        daemon.wait()
-        (folder / "s").unlink(missing_ok=True)
+        assert job.end(15) == 1
+        assert all(gone(pid) for pid in pids)
+    for rank in range(2):
+        assert f"Worker {rank} (pid {pids[rank]}): the memory box is gone" in job.text
+    assert len(rescued(tmp_path)) == 1
+
+
+def test_the_workers_do_not_outlive_the_launcher_where_the_box_lives_on(
+    tmp_path: Path, outside_box: OutsideBox
+) -> None:
+    """Nothing else would tell them."""
+    write(tmp_path, LONG)
+    with running(tmp_path, "--workers", "2", "--smb", outside_box[1]) as job:
+        pids = [job.pid_of(rank) for rank in range(2)]
+        job.trains()
+        job.process.kill()
+        assert all(gone(pid, 5.0) for pid in pids)
+        job.end()
+    for rank in range(2):
+        assert f"Worker {rank} (pid {pids[rank]}): the launcher (pid {job.process.pid}) died" in job.text
+    assert rescued(tmp_path)
