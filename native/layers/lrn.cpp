@@ -68,11 +68,10 @@ class Column {
   // From the window of channel c-1 to that of channel c.
   void slide(const float* x, size_t c) {
     const bool enters = c + half_ < channels_, leaves = c > half_;
-    const float* in = x + (c + half_) * stride_;
     if (enters && leaves) {
-      row_slide_square(sum_.data(), in, x + (c - half_ - 1) * stride_, n_);
+      row_slide_square(sum_.data(), x + (c + half_) * stride_, x + (c - half_ - 1) * stride_, n_);
     } else if (enters) {
-      row_enter_square(sum_.data(), in, n_);
+      row_enter_square(sum_.data(), x + (c + half_) * stride_, n_);
     } else if (leaves) {
       row_leave_square(sum_.data(), x + (c - half_ - 1) * stride_, n_);
     }
