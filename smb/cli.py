@@ -47,7 +47,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"smb {smb.__version__}")
     commands = top.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    serve = commands.add_parser("serve", help="run a daemon until SIGTERM or SIGINT")
+    serve = commands.add_parser("serve", help="run a daemon until SIGTERM, SIGINT or SIGHUP")
     serve.add_argument("--unix", metavar="PATH", help="socket to listen at (default: the user's own)")
     serve.add_argument(
         "--memory-limit", type=size, metavar="SIZE", help="what all segments may take, such as 4G"
@@ -97,7 +97,7 @@ def serve(options: argparse.Namespace) -> int:
     )
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
-    signals = {signal.SIGTERM, signal.SIGINT}
+    signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: all of them inherit it
     with start(unix=options.unix, memory_limit=options.memory_limit, lease=options.lease) as daemon:
         print("listening at", *daemon.addresses, flush=True)

@@ -37,6 +37,7 @@ from smb.transport.frames import close_all, receive, send
 
 log = logging.getLogger(__name__)
 
+JOIN = 5.0  # seconds that a thread may take to end
 SO_PEERPIDFD = 77  # Linux 6.5; not in the socket module yet
 _CREDENTIALS = struct.Struct("iII")
 
@@ -144,7 +145,8 @@ class Connection:
         except OSError as error:
             log.debug("connection of %s: %s", self._session, error)
         except Exception:
-            log.exception("connection of %s", self._session)
+            if not self._daemon.closed:  # else the watcher may be closed already
+                log.exception("connection of %s", self._session)
         finally:
             watcher.forget(number)
             self._socket.close()
@@ -261,6 +263,7 @@ class Daemon:
         self._listeners = listeners
         self.addresses = [listener.address for listener in listeners]
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self._closed = False
         self._connections: set[Connection] = set()
         self._threads = [
@@ -310,27 +313,38 @@ class Daemon:
         except BaseException:
             os.close(pidfd)
             raise
-        self.watcher.process(pidfd, lambda: self._bury(session))
+        try:
+            self.watcher.process(pidfd, lambda: self._bury(session))
+        except BaseException:
+            self.store.end_session(session)
+            raise
         return session
 
     def _bury(self, session: Session) -> None:
+        probe = select.poll()
         with self.store.lock:
-            if session.pidfd is None or not select.select([session.pidfd], [], [], 0)[0]:
-                return  # a late report about a descriptor whose number is another's by now
+            if session.pidfd is None:
+                return
+            probe.register(session.pidfd, select.POLLIN)
+            if not probe.poll(0):  # a late report about a descriptor whose number is another's by now
+                return
             repaired = self.store.end_session(session)
         log.info("%s died; %d chunks repaired", session, repaired)
 
     def close(self) -> None:
-        """Stop listening, end the sessions, free all memory, remove the sockets."""
+        """Stop listening, end the sessions, free all memory, remove the sockets. No-op in a forked child."""
+        if os.getpid() != self._pid:
+            return
         self.store.close()
         self._finalize()
+        for thread in self._threads:
+            thread.join(JOIN)
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.shutdown()
-        for thread in [*self._threads, *(connection.thread for connection in connections)]:
-            if thread is not threading.current_thread():
-                thread.join(5.0)
+        for connection in connections:
+            connection.thread.join(JOIN)
         with self._lock:
             first, self._closed = not self._closed, True
         if first:

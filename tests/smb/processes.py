@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -21,14 +22,27 @@ class Program:
     def __init__(self, *words: str) -> None:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
-            [sys.executable, "-u", *words], stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
+            [sys.executable, "-u", *words], stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
         self.pid = self.process.pid
+        self._printed = b""
 
-    def line(self) -> str:
-        """The next line that it prints; "" at its end."""
+    def line(self, seconds: float = 60) -> str:
+        """The next line that it prints; "" at its end. Fails when none comes in time."""
         assert self.process.stdout
-        return self.process.stdout.readline().strip()
+        number, end = self.process.stdout.fileno(), time.monotonic() + seconds
+        probe = select.poll()
+        probe.register(number, select.POLLIN)
+        while b"\n" not in self._printed:
+            assert probe.poll(max(0.0, 1000 * (end - time.monotonic()))), (
+                f"printed no line within {seconds} s"
+            )
+            part = os.read(number, 1 << 16)
+            if not part:
+                break
+            self._printed += part
+        line, _, self._printed = self._printed.partition(b"\n")
+        return line.decode().strip()
 
     def signal(self, number: int) -> None:
         self.process.send_signal(number)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -304,6 +305,38 @@ def test_threads_may_share_a_box_and_one_that_waits_holds_nobody_up(box: Box) ->
         waiting.result(5)
     assert len(box.sessions()) == 1
     segment.detach()
+
+
+class Alarm(Exception):
+    pass
+
+
+def raise_alarm(*_: object) -> None:
+    raise Alarm
+
+
+def test_an_interrupted_wait_leaves_nothing_and_the_box_usable(connect: Connect, served: smb.Daemon) -> None:
+    box, other = connect(), connect()
+    other.lock("l").acquire()
+    waits = [
+        lambda: box.barrier("b", 2, 30),
+        lambda: box.lock("l").acquire(30),
+        lambda: box.counter("n").wait(9, 30),
+        lambda: box.create("c", 10).wait(9, 30),
+    ]
+    before = signal.signal(signal.SIGALRM, raise_alarm)
+    try:
+        for wait in waits:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Alarm):
+                wait()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert box.list() == ["c"]
+    assert wait_for(lambda: not served.store.rendezvous._barriers)
+    (lock,) = served.store.rendezvous._locks.values()
+    assert not lock.queue
+    assert len(box.sessions()) == 2
 
 
 def test_detach_close_and_release_are_fine_twice(connect: Connect) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -16,6 +17,7 @@ import pytest
 import smb
 from smb.listen import UnixListener, check_folder
 from smb.memory import RESERVE, Budget, cgroup_left, parse, show
+from smb.server import Peer
 from smb.store import Store
 from tests.smb.processes import Program, ServeProcess, client, wait_for
 
@@ -102,7 +104,7 @@ def test_a_folder_that_others_can_write_to_is_no_place_for_the_default_socket(
         assert daemon.addresses == [f"unix:{folder}/smb/daemon.sock"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_the_daemon_cleanly(process: ServeProcess, number: int) -> None:
     box = smb.connect(process.address)
     box.create("c", 1000, lifetime="stay")
@@ -118,6 +120,44 @@ def test_an_exiting_program_removes_its_socket_without_being_asked(folder: Path)
         assert program.line() == "up"
         assert program.ended() == 0
     assert list(folder.iterdir()) == []
+
+
+def test_the_sessions_of_dead_processes_end_beyond_1024_descriptors(folder: Path) -> None:
+    """Where select() would fail."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 2200:
+        pytest.skip("the hard limit of descriptors is below 2200")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (2200, hard))
+    fill = [os.dup(0) for _ in range(1100)]
+    try:
+        with smb.serve(unix=folder / "b.sock") as daemon:
+            with client(daemon.addresses[0], "print('in')\ntime.sleep(60)") as program:
+                assert program.line() == "in"
+                program.kill()
+            assert wait_for(lambda: not daemon.store.sessions())
+    finally:
+        for number in fill:
+            os.close(number)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(
+    ("who", "refusal", "message"),
+    [
+        ((os.getuid() + 1, os.getpid()), smb.NotPermitted, "user id .* is not the daemon's"),
+        ((os.getuid(), 0), smb.NotSupported, "shared memory needs client and daemon in one PID namespace"),
+        ((os.getuid(), 2**22 + 1), smb.NotPermitted, "pid 4194305 is gone"),
+    ],
+)
+def test_who_cannot_share_memory_is_told_why(
+    monkeypatch: pytest.MonkeyPatch, served: smb.Daemon, who: tuple[int, int], refusal: type, message: str
+) -> None:
+    def claim(peer: Peer, sock: socket.socket) -> None:
+        peer.uid, peer.pid = who
+
+    monkeypatch.setattr(Peer, "__init__", claim)
+    with pytest.raises(refusal, match=message):
+        smb.connect(served.addresses[0])
 
 
 def test_close_wakes_those_who_wait(served: smb.Daemon) -> None:

@@ -273,7 +273,7 @@ def test_a_killed_daemon_is_noticed_by_all_and_the_center_is_rescued(process: Se
         killed = time.time()
         process.kill()
         for name, program in zip(WAITS, programs, strict=True):
-            told, total, message = program.line().split(maxsplit=2)
+            told, total, message = program.line(10).split(maxsplit=2)
             assert float(told) - killed < 5, name
             assert 0 < float(total) <= 1000, name
             assert "died" in message, message
