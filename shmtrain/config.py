@@ -393,11 +393,11 @@ class _Solver:
     def start(self) -> Start:
         """The weights: the command line's, else the solver file's; none when a snapshot is resumed."""
         o = self.options
-        given = o.weights or ((o.snapshot or o.resume) and ()) or tuple(self.message.weights)
+        resumed = o.snapshot is not None or o.resume
+        given = o.weights if o.weights or resumed else tuple(self.message.weights)
         files = tuple(part.strip() for entry in given for part in entry.split(",") if part.strip())
-        missing = [
-            name for name in (*files, *([o.snapshot] if o.snapshot else [])) if not os.path.isfile(name)
-        ]
+        needed = (*files, o.snapshot) if o.snapshot else files
+        missing = [name for name in needed if not os.path.isfile(name)]
         if missing:
             kind = "snapshot" if o.snapshot else "weights"
             raise self.error(f"{kind} file {os.path.abspath(missing[0])} does not exist")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from prototxt.net import Net, Outcome
+from prototxt.net import Net
+from prototxt.whole import Outcome
 from shmtrain import snapshot
 from shmtrain.config import NetSource, TrainConfig
 from shmtrain.log import Log
@@ -62,9 +63,9 @@ class Learner:
         log.info(f"Initializing solver from parameters: \n{config.text.rstrip()}")
         log.info(f"Creating {config.train.label}")
         learner = cls(config, open_net(config.train, config, role), role, log)
-        for path in config.start.weights:
-            log.info(f"Finetuning from {path}")
-            learner.net.copy_from(path)
+        for weights in config.start.weights:
+            log.info(f"Finetuning from {weights}")
+            learner.net.copy_from(weights)
         path = config.start.snapshot
         if config.start.resume:
             path = snapshot.newest_whole(config.snapshots.prefix, log.warning)

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
-from shmtrain.config import ConfigError
+from shmtrain.options import ConfigError
 
 
 def ranked(path: str, rank: int) -> str:
@@ -75,4 +75,4 @@ def _event_writer(folder: str) -> Any:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as e:
         raise ConfigError(f"--tensorboard {folder}: the package tensorboard is not installed") from e
-    return SummaryWriter(folder)  # type: ignore[no-untyped-call]
+    return SummaryWriter(folder)

@@ -215,6 +215,18 @@ def _power(base: float, exponent: float) -> float:
 # One update ----------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Group:
+    """All runs of one pair of multipliers; the lists go together."""
+
+    lr_mult: float
+    decay_mult: float
+    weights: list[Tensor]
+    gradients: list[Tensor]
+    histories: list[tuple[Tensor, ...]]
+    scratch: list[Tensor]
+
+
 @dataclass
 class Updater:
     """Turns the accumulated gradients of Params into new weights, by one rule; holds its history.
@@ -235,11 +247,18 @@ class Updater:
         self._apply = registered.apply
         self.history = tuple(torch.zeros_like(vector) for _ in range(registered.histories))
         scratch = torch.empty_like(vector)
-        self._runs = [
-            (run, run.weights, run.gradient, tuple(h[run.slice] for h in self.history), scratch[run.slice])
-            for run in self.params.runs
-        ]
-        self._updates: list[Tensor] = []
+        groups: dict[tuple[float, float], _Group] = {}
+        for run in self.params.runs:
+            mults = (run.lr_mult, run.decay_mult)
+            group = groups.setdefault(mults, _Group(*mults, [], [], [], []))
+            group.weights.append(run.weights)
+            group.gradients.append(run.gradient)
+            group.histories.append(tuple(h[run.slice] for h in self.history))
+            group.scratch.append(scratch[run.slice])
+        self._groups = list(groups.values())
+        self._updates: list[tuple[Tensor, Tensor]] = []  # of the last step: gradient, update
+        one_pass = self.rule.type == "SGD" and self.rule.momentum != 0 and self.rule.regularization == "L2"
+        self._move = self._sgd_in_one_pass if one_pass else self._move_each
 
     def clip(self, log: Log | None = None) -> None:
         """Scale the raw accumulated gradients to the L2 norm ``clip_gradients`` where theirs is larger."""
@@ -262,25 +281,37 @@ class Updater:
         if rule.iter_size > 1:
             self.params.trained_gradient.mul_(float(f32(1) / f32(rule.iter_size)))
         self._updates.clear()
-        for run, weights, gradient, history, scratch in self._runs:
-            self._regularise(weights, gradient, run.decay_mult, scratch)
-            local = float(f32(rate) * f32(run.lr_mult))
-            update = self._apply(gradient, history, Step(rule, local, self.count, scratch))
-            weights.sub_(update)
-            self._updates.append(update)
+        for group in self._groups:
+            decay = float(f32(rule.weight_decay) * f32(group.decay_mult))
+            self._move(group, float(f32(rate) * f32(group.lr_mult)), decay)
         self.count += 1
 
-    def _regularise(self, weights: Tensor, gradient: Tensor, decay_mult: float, scratch: Tensor) -> None:
-        decay = float(f32(self.rule.weight_decay) * f32(decay_mult))
-        if not decay:
-            return
-        if self.rule.regularization == "L2":
-            gradient.add_(weights, alpha=decay)
-        else:
-            gradient.add_(torch.sign(weights, out=scratch), alpha=decay)
+    def _move_each(self, group: _Group, rate: float, decay: float) -> None:
+        runs = zip(group.weights, group.gradients, group.histories, group.scratch, strict=True)
+        for weights, gradient, history, scratch in runs:
+            if decay and self.rule.regularization == "L2":
+                gradient.add_(weights, alpha=decay)
+            elif decay:
+                gradient.add_(torch.sign(weights, out=scratch), alpha=decay)
+            update = self._apply(gradient, history, Step(self.rule, rate, self.count, scratch))
+            weights.sub_(update)
+            self._updates.append((gradient, update))
+
+    def _sgd_in_one_pass(self, group: _Group, rate: float, decay: float) -> None:
+        """The rule ``sgd``, decay and subtraction in one pass over memory instead of four.
+
+        torch's own fused SGD takes b <- m b + (1 - dampening) (g + decay w); w <- w - lr b: with lr 1 and a
+        dampening of 1 - rate the rate lies inside the momentum, as it must.
+        """
+        torch._fused_sgd_(
+            group.weights, group.gradients, [h for (h,) in group.histories], weight_decay=decay,
+            momentum=self.rule.momentum, lr=1.0, dampening=1.0 - rate, nesterov=False, maximize=False,
+            is_first_step=False,
+        )  # fmt: skip
+        self._updates += [(g, h) for g, (h,) in zip(group.gradients, group.histories, strict=True)]
 
     def publish_update(self) -> None:
         """Leave the last update where the gradients are, as the original's parameter diffs hold it."""
-        for (_, _, gradient, _, _), update in zip(self._runs, self._updates, strict=False):
+        for gradient, update in self._updates:
             if update is not gradient:
                 gradient.copy_(update)

@@ -57,12 +57,11 @@ class Tester:
         pairs = zip(self.nets, self._config.tests, strict=True)
         return [self._test(i, net, run, iteration, poll) for i, (net, run) in enumerate(pairs)]
 
-    def _test(
-        self, index: int, net: Net, run: TestRun, iteration: int, poll: Callable[[], None]
-    ) -> Score:
+    def _test(self, index: int, net: Net, run: TestRun, iteration: int, poll: Callable[[], None]) -> Score:
         self._log.info(f"Iteration {iteration}, Testing net (#{index})")
         net.share_with(self._learner.net)
-        loss, sums = 0.0, {}
+        loss = 0.0
+        sums: dict[str, F32] = {}
         with torch.no_grad():
             for _ in range(run.iterations):
                 poll()

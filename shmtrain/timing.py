@@ -1,4 +1,4 @@
-"""``shmtrain time net.prototxt``: milliseconds of each layer forward and backward, as ``caffe time`` prints them.
+"""``shmtrain time net.prototxt``: milliseconds a layer, forward and backward, as ``caffe time`` prints them.
 
 The layers are timed one by one, each between blobs in memory; a training step runs them as one graph, which
 is timed too and shown last.
@@ -49,7 +49,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(prog="shmtrain time", description=__doc__.split("\n", 1)[0], allow_abbrev=False)
+    p = argparse.ArgumentParser(
+        prog="shmtrain time", description=__doc__.split("\n", 1)[0], allow_abbrev=False
+    )
     p.add_argument("net", metavar="NET.prototxt", help="the net file; its data layers give the input")
     p.add_argument("--iterations", type=int, default=50, metavar="N", help="how often (50)")
     p.add_argument("--phase", choices=("TRAIN", "TEST"), default="TRAIN", help="of the net (TRAIN)")
@@ -60,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def measure(net: Net, iterations: int) -> Timings:
-    """Time ``iterations`` after one that warms up. A net without a loss has no backward step to be trained."""
+    """Time ``iterations`` after one that warms up; only a TRAIN net runs backward."""
     count = len(net.layers)
     indices = range(count)
     for index in indices:

@@ -20,20 +20,22 @@ class Net(TorchNet):
     def __init__(
         self,
         network_file: Any,
-        phase: int | Path | None = None,
-        level: int = 0,
-        stages: Sequence[str] | int | None = None,
+        phase: int | Path,
+        level: int | Path = 0,
+        stages: Sequence[str] | None = None,
         weights: Path | None = None,
     ) -> None:
         if isinstance(phase, (str, os.PathLike)):  # (file, weights, phase): the third is called level here
-            phase, weights, level = level, phase, 0
-        if phase not in (TRAIN, TEST):
-            raise ValueError(f"phase {phase!r} is neither caffe.TRAIN nor caffe.TEST")
-        if isinstance(stages, int):
-            raise TypeError("stages must be a list of names")
+            weights, number, level = phase, level, 0
+        else:
+            number = phase
+        if number not in (TRAIN, TEST):
+            raise ValueError(f"phase {number!r} is neither caffe.TRAIN nor caffe.TEST")
+        if not isinstance(level, int):
+            raise TypeError(f"level {level!r} is no number")
         super().__init__(
             network_file,
-            "TEST" if phase == TEST else "TRAIN",
+            "TEST" if number == TEST else "TRAIN",
             stages=tuple(stages or ()),
             level=level,
             weights=weights,

@@ -25,7 +25,9 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param
   num_output: 2 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
 """
-SOLVER = 'net: "net.prototxt"\nbase_lr: 0.1\nlr_policy: "fixed"\nmomentum: 0.9\nmax_iter: 10\nrandom_seed: 3\n'
+SOLVER = (
+    'net: "net.prototxt"\nbase_lr: 0.1\nlr_policy: "fixed"\nmomentum: 0.9\nmax_iter: 10\nrandom_seed: 3\n'
+)
 
 
 @pytest.fixture
@@ -115,7 +117,9 @@ def test_a_weights_file_given_as_state_is_named_with_the_way_out(folder: Path) -
     with small() as solver:
         solver.step(2)
         solver.snapshot()
-        with pytest.raises(SnapshotError, match=r"this is a weights file, use --weights; the state is s_iter_2.solverstate"):
+        with pytest.raises(
+            SnapshotError, match=r"this is a weights file, use --weights; the state is s_iter_2.solverstate"
+        ):
             solver.restore("s_iter_2.caffemodel")
 
 
@@ -125,7 +129,9 @@ def test_a_state_of_another_solver_type_is_refused(folder: Path) -> None:
         solver.snapshot()
     with (
         small('type: "Adam"\n') as adam,
-        pytest.raises(SnapshotError, match=r"incorrect length of history blobs \(2 vs. 4\).*another solver type"),
+        pytest.raises(
+            SnapshotError, match=r"incorrect length of history blobs \(2 vs. 4\).*another solver type"
+        ),
     ):
         adam.restore("s_iter_1.solverstate")
 
@@ -134,8 +140,13 @@ def test_a_state_of_another_net_is_refused(folder: Path) -> None:
     with small() as solver:
         solver.step(1)
         solver.snapshot()
-    Path("net.prototxt").write_text(NET.replace("num_output: 2", "num_output: 1").replace("dim: 4 dim: 2", "dim: 4 dim: 1"))
-    with small() as other, pytest.raises(SnapshotError, match="is the state of another net: history of layer 'ip'"):
+    Path("net.prototxt").write_text(
+        NET.replace("num_output: 2", "num_output: 1").replace("dim: 4 dim: 2", "dim: 4 dim: 1")
+    )
+    with (
+        small() as other,
+        pytest.raises(SnapshotError, match="is the state of another net: history of layer 'ip'"),
+    ):
         other.restore("s_iter_1.solverstate")
 
 
@@ -212,7 +223,11 @@ def test_an_existing_snapshot_is_replaced_whole_or_not_at_all(folder: Path) -> N
         snapshot.write_atomically(str(path), half)
     assert [p.name for p in folder.iterdir() if p.name.startswith("file")] == ["file"]
     assert path.read_bytes() == b"old"
-    snapshot.write_atomically(str(path), lambda to: Path(to).write_bytes(b"new") and None)
+
+    def whole(to: str) -> None:
+        Path(to).write_bytes(b"new")
+
+    snapshot.write_atomically(str(path), whole)
     assert path.read_bytes() == b"new"
 
 

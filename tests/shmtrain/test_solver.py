@@ -98,7 +98,8 @@ def adadelta(g: F64, s: dict[str, F64], lr: F64, t: int) -> F64:
 def adam(g: F64, s: dict[str, F64], lr: F64, t: int) -> F64:
     s["m"] = 0.9 * s.get("m", 0 * g) + 0.1 * g
     s["v"] = 0.99 * s.get("v", 0 * g) + 0.01 * g**2
-    return lr * np.sqrt(1 - 0.99**t) / (1 - 0.9**t) * s["m"] / (np.sqrt(s["v"]) + 1e-3)
+    correction = np.sqrt(1 - 0.99**t) / (1 - 0.9**t)
+    return np.asarray(lr * correction * s["m"] / (np.sqrt(s["v"]) + 1e-3))
 
 
 FORMULAS: dict[str, Formula] = {
@@ -117,7 +118,8 @@ def test_a_rule_follows_its_formula_over_runs_of_multipliers(kind: str, regulari
     params = flat()
     updater = Updater(rule(kind, weight_decay=0.02, regularization=regularization, iter_size=2), params)  # type: ignore[arg-type]
     rng = np.random.default_rng(8)
-    weights, state = params.vector.numpy().astype(np.float64), {}
+    weights = params.vector.numpy().astype(np.float64)
+    state: dict[str, F64] = {}
     for step in range(STEPS):
         g = rng.normal(size=N).astype(np.float32)
         params.gradient.copy_(torch.from_numpy(g))

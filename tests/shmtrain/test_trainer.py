@@ -11,12 +11,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmtrain.config import Options, TrainConfig
+from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.exchange.none import NoExchange
 from shmtrain.learner import Learner
 from shmtrain.log import Log
 from shmtrain.metrics import Metrics
+from shmtrain.options import Options
 from shmtrain.reports import Reports
 from shmtrain.role import Alone
 from shmtrain.snapshot import SnapshotError
@@ -31,9 +32,13 @@ layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param
   num_output: 1 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
 """
-SOLVER = (
-    'net: "net.prototxt"\nbase_lr: 0.05\nlr_policy: "fixed"\nmomentum: 0.9\nrandom_seed: 3\nsnapshot_prefix: "s"\n'
-)
+SOLVER = """net: "net.prototxt"
+base_lr: 0.05
+lr_policy: "fixed"
+momentum: 0.9
+random_seed: 3
+snapshot_prefix: "s"
+"""
 
 
 @pytest.fixture
@@ -51,7 +56,9 @@ def trainer_for(config: TrainConfig) -> Trainer:
     return Trainer(learner, NoExchange(learner.params.array), counting, Alone(), reports)
 
 
-def train(text: str, options: Options | None = None, before: Callable[[Trainer], None] | None = None) -> Summary:
+def train(
+    text: str, options: Options | None = None, before: Callable[[Trainer], None] | None = None
+) -> Summary:
     Path("s.prototxt").write_text(SOLVER + text)
     trainer = trainer_for(TrainConfig.load("s.prototxt", options))
     try:
@@ -80,7 +87,9 @@ def essential(lines: list[str]) -> list[str]:
     The weights that the original's runs began with are not kept, so their losses cannot come again.
     """
     kept = [TIMING.sub("()", line).rstrip() for line in lines if "Ignoring source layer" not in line]
-    return [re.sub(r"(= |loss: )" + NUMBER.pattern, r"\1n", line) if "lr =" not in line else line for line in kept]
+    return [
+        re.sub(r"(= |loss: )" + NUMBER.pattern, r"\1n", line) if "lr =" not in line else line for line in kept
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +114,9 @@ def test_the_log_of_a_run_agrees_with_the_originals_line_by_line(
     trainer.run()
     trainer.close()
     trainer.reports.close()
-    theirs = [line.split("] ", 1)[1] for line in (golden / f"{log}.log").read_text().splitlines() if "] " in line]
+    theirs = [
+        line.split("] ", 1)[1] for line in (golden / f"{log}.log").read_text().splitlines() if "] " in line
+    ]
     start = theirs.index("Solving smallnet")
     ours = log_lines()
     got = essential(ours[ours.index("Solving smallnet") :])
@@ -120,7 +131,9 @@ def test_the_originals_log_parser_reads_our_log(folder: Path) -> None:
         day = line.split()[0]
         assert 1 <= int(day[1:3]) <= 12
         assert 1 <= int(day[3:]) <= 31
-    rows = re.findall(r"Iteration (\d+) .*loss = (\S+)\n.*Train net output #(\d+): (\S+) = ([\.\deE+-]+)", text)
+    rows = re.findall(
+        r"Iteration (\d+) .*loss = (\S+)\n.*Train net output #(\d+): (\S+) = ([\.\deE+-]+)", text
+    )
     assert [row[0] for row in rows] == ["0", "2", "4"]
     assert re.findall(r"Iteration (\d+), lr = ([-+]?[0-9]*\.?[0-9]+([eE]?[-+]?[0-9]+)?)", text)
     assert len(re.findall(r"Test net output #(\d+): (\S+) = ([\.\deE+-]+)", text)) == 3
@@ -143,7 +156,9 @@ def snapshots(folder: Path) -> list[int]:
         ("snapshot: 4 snapshot_after_train: false", [4, 8]),
     ],
 )
-def test_snapshots_are_made_at_multiples_and_once_at_the_end(text: str, wanted: list[int], folder: Path) -> None:
+def test_snapshots_are_made_at_multiples_and_once_at_the_end(
+    text: str, wanted: list[int], folder: Path
+) -> None:
     train(f"max_iter: 10\n{text}\n")
     assert snapshots(folder) == wanted
 
@@ -204,13 +219,23 @@ def at(iteration: int, action: Callable[[], object]) -> Callable[[Trainer], None
 
     def install(trainer: Trainer) -> None:
         count = iter(range(10_000))
-        trainer.callbacks.append((lambda: None, lambda: action() if next(count) == iteration else None))
+
+        def ready() -> None:
+            if next(count) == iteration:
+                action()
+
+        trainer.callbacks.append((lambda: None, ready))
 
     return install
 
 
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+def interrupt_twice() -> None:
+    interrupt()
+    interrupt()
 
 
 def test_an_interrupt_ends_after_the_iteration_with_a_snapshot_and_no_test(folder: Path) -> None:
@@ -240,7 +265,9 @@ def test_the_effects_of_the_signals_can_be_chosen(folder: Path) -> None:
 
 def test_a_second_interrupt_gets_out_at_once(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train("max_iter: 100\n", before=at(3, lambda: (interrupt(), interrupt())))
+        train(
+            "max_iter: 100\n", before=at(3, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+        )
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
@@ -248,7 +275,9 @@ def test_a_second_interrupt_gets_out_at_once(folder: Path) -> None:
 
 
 def test_a_training_that_diverges_is_named_with_iteration_and_layer(folder: Path) -> None:
-    with pytest.raises(Diverged, match=r"at iteration \d+ the loss is (nan|inf) and parameter \d of layer 'ip'"):
+    with pytest.raises(
+        Diverged, match=r"at iteration \d+ the loss is (nan|inf) and parameter \d of layer 'ip'"
+    ):
         train("max_iter: 10000\n", before=lambda trainer: _raise_rate(trainer, 1e6))
 
 
