@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prototxt.caffemodel import blob_array, read_message
 from prototxt.layers.common import Apply, Function, count, expect, shape_text
 from prototxt.layers.labels import divisor, labels_for, normalisation
 from prototxt.registry import Built, LayerSpec, Shape, layer
@@ -177,12 +178,10 @@ def infogain_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
 
 
 def _matrix_from_file(spec: LayerSpec, classes: int) -> Tensor:
-    from prototxt.caffemodel import read_message  # only this layer reads a file while it is built
-
     q = spec.infogain_loss_param
     if not q.HasField("source"):
         raise spec.error("infogain_loss_param needs source, or a third bottom")
-    values = read_message(q.source, "BlobProto").data
-    if len(values) != classes**2:
-        raise spec.error(f"{q.source} holds {len(values)} values, not {classes} x {classes}")
-    return torch.tensor(values, dtype=torch.float32, device="cpu")
+    values = blob_array(read_message(q.source, "BlobProto"))
+    if values.size != classes**2:
+        raise spec.error(f"{q.source} holds {values.size} values, not {classes} x {classes}")
+    return torch.tensor(values, device="cpu")

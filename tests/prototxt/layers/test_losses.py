@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from prototxt.errors import LayerError
+from prototxt import schema
+from prototxt.errors import LayerError, WeightsError
 from tests.prototxt.layers.single import build, gradients, noise, run
 
 LARGEST = -math.log(1.17549435e-38)  # -log(FLT_MIN)
@@ -183,6 +186,23 @@ def test_infogain_of_the_unit_matrix_is_softmax_loss() -> None:
         np.testing.assert_allclose(got, want, rtol=1e-6)
     got, want = gradients(infogain, x, t, np.eye(3)[None, None])[0], gradients(plain, x, t)[0]
     np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_infogain_reads_its_matrix_from_a_file(tmp_path: Path) -> None:
+    gains = noise(3, 3, seed=5)
+    for size, name in ((3, "good"), (2, "small")):
+        blob: Any = schema.BlobProto()
+        blob.shape.dim.extend([1, 1, size, size])
+        blob.data.extend(gains[:size, :size].flatten().tolist())
+        (tmp_path / name).write_bytes(blob.SerializeToString())
+    x, t = noise(4, 3), [0, 2, 1, 0]
+    line = f'type: "InfogainLoss" infogain_loss_param {{ source: "{tmp_path}/%s" }}'
+    from_bottom = run(build('type: "InfogainLoss"', (4, 3), (4,), (3, 3)), x, t, gains)
+    np.testing.assert_allclose(run(build(line % "good", (4, 3), (4,)), x, t), from_bottom, rtol=1e-6)
+    with pytest.raises(LayerError, match=r"small holds 4 values, not 3 x 3"):
+        build(line % "small", (4, 3), (4,))
+    with pytest.raises(WeightsError, match=r"cannot read .*none"):
+        build(line % "none", (4, 3), (4,))
 
 
 def test_accuracy_counts_ties_against_the_label() -> None:
