@@ -78,7 +78,7 @@ class Job:
     def text(self) -> str:
         return "\n".join(self.lines)
 
-    def wait_for(self, pattern: str, timeout: float = 40.0) -> re.Match[str]:
+    def wait_for(self, pattern: str, timeout: float = 90.0) -> re.Match[str]:
         """The first match of ``pattern`` in the log, which may still have to come."""
         deadline = time.monotonic() + timeout
         with self._new:
@@ -95,7 +95,7 @@ class Job:
         """Wait until the leader has shown an iteration, which it does after all workers have started."""
         self.wait_for(r"Iteration \d+ \(")
 
-    def end(self, timeout: float = 40.0) -> int:
+    def end(self, timeout: float = 90.0) -> int:
         """Wait for the exit code."""
         code = self.process.wait(timeout)
         self._reader.join(10)
@@ -124,7 +124,7 @@ def running(folder: Path, *options: str) -> Iterator[Job]:
         job._reader.join(10)
 
 
-def train(folder: Path, *options: str, timeout: float = 60.0) -> Job:
+def train(folder: Path, *options: str, timeout: float = 90.0) -> Job:
     """Run a job to its end."""
     with running(folder, *options) as job:
         job.end(timeout)
