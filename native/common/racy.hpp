@@ -4,8 +4,9 @@
 // it reads during a write is thrown away. In C++'s terms that is a data race on plain floats. On the
 // machines this runs on, plain loads and stores of aligned words do not tear below a word and vectorise,
 // which relaxed atomics do not; so the product uses plain accesses, and the build under the thread
-// sanitizer uses relaxed atomics (same algorithm, accesses it can reason about). See Boehm, "Can seqlocks
-// get along with programming language memory models?", 2012, for both forms and for racy::settle.
+// sanitizer uses relaxed atomics for what readers load and for what writers store (a writer's own loads stay
+// plain: writers exclude each other by the lock, and a missing lock must be reported). See Boehm, "Can seqlocks
+// get along with programming language memory models?", 2012, for both forms and for settle.
 #pragma once
 
 #include <atomic>
@@ -30,6 +31,16 @@ inline void store(T* p, T value) {
   __atomic_store(p, &value, __ATOMIC_RELAXED);
 #else
   *p = value;
+#endif
+}
+
+// Makes the sequence word odd before a write: no store of the write may move before it.
+inline void announce(std::atomic<uint32_t>& sequence, uint32_t odd) {
+#if defined(__SANITIZE_THREAD__)
+  sequence.exchange(odd, std::memory_order_acq_rel);
+#else
+  sequence.store(odd, std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_release);
 #endif
 }
 

@@ -9,12 +9,12 @@
 namespace smb {
 
 SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
-  for (size_t i = 0; i < n; ++i) racy::store(dst + i, racy::load(dst + i) + scale * src[i]);
+  for (size_t i = 0; i < n; ++i) racy::store(dst + i, dst[i] + scale * src[i]);
 }
 
 SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alpha, size_t n) {
   for (size_t i = 0; i < n; ++i) {
-    const float center = racy::load(g + i);
+    const float center = g[i];
     const float d = alpha * (x[i] - center);
     x[i] -= d;
     racy::store(g + i, center + d);

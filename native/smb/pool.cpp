@@ -24,8 +24,8 @@ inline void pause() {
 #endif
 }
 
-// One helper: idle (0), told to run (1), done (2). The caller that got it owns it until it sees 2.
-struct Helper {
+// One helper thread: idle (0), told to run (1), done (2). The caller that got it owns it until it sees 2.
+struct Runner {
   Word state{0};
   pthread_t thread{};
   int cpu = -1;
@@ -42,7 +42,7 @@ void await(const Word& state, uint32_t unwanted) {
 }
 
 void* serve(void* argument) {
-  Helper& self = *static_cast<Helper*>(argument);
+  Runner& self = *static_cast<Runner*>(argument);
   for (;;) {
     for (uint32_t seen; (seen = self.state.load(std::memory_order_acquire)) != 1;) {
       futex_wait(&self.state, seen, kLongNs);
@@ -54,13 +54,13 @@ void* serve(void* argument) {
   return nullptr;
 }
 
-bool start(Helper& helper) {
+bool start(Runner& runner) {
   sigset_t all, before;
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &before);  // signals are the main thread's
-  const int failed = pthread_create(&helper.thread, nullptr, serve, &helper);
+  const int failed = pthread_create(&runner.thread, nullptr, serve, &runner);
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!failed) pthread_detach(helper.thread);
+  if (!failed) pthread_detach(runner.thread);
   return !failed;
 }
 
@@ -77,47 +77,47 @@ std::vector<int> other_cpus() {
   return cpus;
 }
 
-void pin(Helper& helper, int cpu) {
-  if (helper.cpu == cpu) return;
+void pin(Runner& runner, int cpu) {
+  if (runner.cpu == cpu) return;
   cpu_set_t one;
   CPU_ZERO(&one);
   CPU_SET(cpu, &one);
-  if (pthread_setaffinity_np(helper.thread, sizeof one, &one) == 0) helper.cpu = cpu;
+  if (pthread_setaffinity_np(runner.thread, sizeof one, &one) == 0) runner.cpu = cpu;
 }
 
 class Pool {
  public:
-  // Up to wanted helpers, each bound to a processor of its own where there are enough.
-  std::vector<Helper*> take(size_t wanted) {
-    std::vector<Helper*> taken;
+  // Up to wanted runners, each bound to a processor of its own where there are enough.
+  std::vector<Runner*> take(size_t wanted) {
+    std::vector<Runner*> taken;
     const std::vector<int> cpus = other_cpus();
     wanted = std::min(wanted, cpus.size());
     const std::lock_guard<std::mutex> guard(mutex_);
     while (taken.size() < wanted) {
       if (idle_.empty() && !add()) break;
-      Helper* helper = idle_.back();
+      Runner* runner = idle_.back();
       idle_.pop_back();
-      pin(*helper, cpus[taken.size()]);
-      taken.push_back(helper);
+      pin(*runner, cpus[taken.size()]);
+      taken.push_back(runner);
     }
     return taken;
   }
 
-  void give(const std::vector<Helper*>& taken) {
+  void give(const std::vector<Runner*>& taken) {
     const std::lock_guard<std::mutex> guard(mutex_);
     idle_.insert(idle_.end(), taken.begin(), taken.end());
   }
 
  private:
   bool add() {
-    auto helper = std::make_unique<Helper>();
-    if (!start(*helper)) return false;
-    idle_.push_back(helper.release());  // lives as long as its thread: until the process ends
+    auto runner = std::make_unique<Runner>();
+    if (!start(*runner)) return false;
+    idle_.push_back(runner.release());  // lives as long as its thread: until the process ends
     return true;
   }
 
   std::mutex mutex_;
-  std::vector<Helper*> idle_;
+  std::vector<Runner*> idle_;
 };
 
 std::atomic<Pool*> current{nullptr};
@@ -146,19 +146,19 @@ void run_parts(size_t threads, const std::function<void(size_t)>& part) {
     return;
   }
   Pool& shared = pool();
-  const std::vector<Helper*> helpers = shared.take(threads - 1);
-  for (size_t i = 0; i < helpers.size(); ++i) {
-    helpers[i]->part = &part;
-    helpers[i]->index = i + 1;
-    helpers[i]->state.store(1, std::memory_order_release);
-    futex_wake(&helpers[i]->state, 1);
+  const std::vector<Runner*> runners = shared.take(threads - 1);
+  for (size_t i = 0; i < runners.size(); ++i) {
+    runners[i]->part = &part;
+    runners[i]->index = i + 1;
+    runners[i]->state.store(1, std::memory_order_release);
+    futex_wake(&runners[i]->state, 1);
   }
   part(0);
-  for (Helper* helper : helpers) {
-    await(helper->state, 1);
-    helper->state.store(0, std::memory_order_relaxed);
+  for (Runner* runner : runners) {
+    await(runner->state, 1);
+    runner->state.store(0, std::memory_order_relaxed);
   }
-  shared.give(helpers);
+  shared.give(runners);
 }
 
 }  // namespace smb

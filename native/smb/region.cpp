@@ -6,6 +6,7 @@
 #include <climits>
 #include <system_error>
 
+#include "common/racy.hpp"
 #include "pool.hpp"
 
 #ifndef MADV_POPULATE_READ
@@ -113,8 +114,7 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "await_version sleeps o
 
 void Region::begin_write(size_t chunk) const {
   Word& sequence = words(chunk).sequence;
-  sequence.store(sequence.load(std::memory_order_relaxed) | 1u, std::memory_order_relaxed);
-  std::atomic_thread_fence(std::memory_order_release);
+  racy::announce(sequence, sequence.load(std::memory_order_relaxed) | 1u);
 }
 
 void Region::finish_write(size_t chunk) const {
