@@ -138,7 +138,11 @@ class _GraphBuilder:
             name = node.tops[index] if index < len(node.tops) else AUTOMATIC
             if index < len(node.bottoms) and name == node.bottoms[index]:
                 slot = node.bottom_slots[index]
-                self.graph.shapes[slot] = shape
+                if shape != self.graph.shapes[slot]:
+                    old = self.graph.shapes[slot]
+                    raise spec.error(
+                        f"cannot work in place: it turns shape {old} into {shape}; rename the top"
+                    )
             else:
                 slot = self._new_slot(name, shape)
             slots.append(slot)

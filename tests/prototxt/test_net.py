@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import re
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from prototxt.errors import LayerError, NetError, ParseError
+from prototxt import registry
+from prototxt.errors import LayerError, NetError, ParseError, WeightsError
 from prototxt.net import Net
+from prototxt.registry import Built
 from prototxt.text import NetSource, net_from_text
 from tests.prototxt.nets import inputs, layer, net, product
 
@@ -131,6 +134,15 @@ def test_an_in_place_layer_keeps_the_blobs_name_and_slot() -> None:
     ip, relu = built.layer_dict["ip"], built.layer_dict["relu"]
     assert ip.top_slots == relu.bottom_slots == relu.top_slots
     assert list(built.blobs) == ["data", "label", "ip", "loss"]
+
+
+def test_a_layer_that_changes_the_shape_cannot_work_in_place() -> None:
+    text = inputs(data=(1, 1, 4, 4)) + layer(
+        "p", "Pooling", "data", "data", "pooling_param { kernel_size: 2 }"
+    )
+    message = r"net:2: layer 'p': cannot work in place: it turns shape \(1, 1, 4, 4\) into \(1, 1, 3, 3\)"
+    with pytest.raises(LayerError, match=message):
+        net(text)
 
 
 def test_a_blob_used_twice_is_split_behind_its_last_in_place_layer_with_caffes_names() -> None:
@@ -452,6 +464,55 @@ def test_a_closed_net_says_so_and_closing_twice_is_fine() -> None:
         built.run()
     with pytest.raises(NetError, match="the net is closed"):
         built.forward()
+
+
+class Counted(torch.nn.Module):
+    """A data layer that notes its closing."""
+
+    closed = 0
+
+    def forward(self) -> torch.Tensor:
+        return torch.zeros(1, 2)
+
+    def close(self) -> None:
+        Counted.closed += 1
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> type[Counted]:
+    build = lambda spec, bottoms: Built(Counted(), [(1, 2)], source=True)  # noqa: E731
+    monkeypatch.setitem(registry._BUILDERS, "Counted", build)
+    monkeypatch.setattr(Counted, "closed", 0)
+    return Counted
+
+
+def test_data_layers_are_closed_when_a_later_layer_fails(counted: type[Counted]) -> None:
+    with pytest.raises(LayerError, match="num_output"):
+        net(layer("d", "Counted", "", "data") + layer("ip", "InnerProduct", "data", "ip"))
+    assert counted.closed == 1
+
+
+def test_data_layers_are_closed_once_by_close_or_by_the_nets_end(counted: type[Counted]) -> None:
+    text = layer("d", "Counted", "", "data") + layer("r", "ReLU", "data", "r")
+    built = net(text)
+    assert built.run().outputs["r"].shape == (1, 2)
+    assert built.forward()["r"].shape == (1, 2)
+    built.close()
+    built.close()
+    assert counted.closed == 1
+    del built
+    gc.collect()
+    assert counted.closed == 1
+    net(text)
+    gc.collect()
+    assert counted.closed == 2
+
+
+def test_data_layers_are_closed_when_the_weights_do_not_load(counted: type[Counted]) -> None:
+    with pytest.raises(WeightsError):
+        net(layer("d", "Counted", "", "data"), weights="nowhere")
+    gc.collect()
+    assert counted.closed == 1
 
 
 def test_a_net_source_names_its_file_in_errors() -> None:
