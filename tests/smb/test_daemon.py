@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import smb
+from smb import listen
 from smb.listen import UnixListener, check_folder
 from smb.memory import RESERVE, Budget, cgroup_left, parse, show
 from smb.server import Peer
@@ -63,9 +64,16 @@ def test_a_file_that_is_no_socket_is_left_alone(folder: Path) -> None:
     assert (folder / "box.sock").read_text() == "precious"
 
 
-def test_of_two_that_replace_a_stale_socket_one_wins(folder: Path) -> None:
-    path = folder / "box.sock"
-    for _ in range(10):
+def test_of_two_that_replace_a_stale_socket_one_wins(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, live = folder / "box.sock", listen._live
+
+    def slowly(at: str) -> bool:
+        answer = live(at)
+        time.sleep(0.02)  # time enough for another to look as well
+        return answer
+
+    monkeypatch.setattr(listen, "_live", slowly)
+    for _ in range(3):
         stale = socket.socket(socket.AF_UNIX)
         stale.bind(str(path))
         stale.close()
