@@ -21,10 +21,7 @@ def eltwise(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """
     expect(spec, (2, None))
     p = spec.eltwise_param
-    for name, bottom in zip(spec.bottom, bottoms, strict=True):
-        if bottom != bottoms[0]:
-            first = f"{spec.bottom[0]} is {shape_text(bottoms[0])}"
-            raise spec.error(f"all bottoms must have one shape: {first}, {name} is {shape_text(bottom)}")
+    _same_shapes(spec, bottoms)
     coefficients = list(p.coeff)
     if coefficients and p.operation != p.SUM:
         raise spec.error("coeff goes with operation SUM alone")
@@ -37,7 +34,21 @@ def eltwise(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         p.PROD: lambda *xs: reduce(torch.mul, xs),
         p.MAX: _maximum,
     }
-    return Built(Apply(operations[p.operation]), [bottoms[0]])
+    operation = operations[p.operation]
+
+    def run(*xs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        if any(x.shape != xs[0].shape for x in xs[1:]):  # torch would broadcast
+            _same_shapes(spec, [tuple(x.shape) for x in xs])
+        return operation(*xs)
+
+    return Built(Apply(run), [bottoms[0]])
+
+
+def _same_shapes(spec: LayerSpec, bottoms: list[Shape]) -> None:
+    for name, bottom in zip(spec.bottom, bottoms, strict=True):
+        if bottom != bottoms[0]:
+            first = f"{spec.bottom[0]} is {shape_text(bottoms[0])}"
+            raise spec.error(f"all bottoms must have one shape: {first}, {name} is {shape_text(bottom)}")
 
 
 def _weighted_sum(coefficients: list[float]) -> Function:

@@ -149,6 +149,8 @@ class Affine(nn.Module):
         """With axes of 1 behind, so that it is broadcast over ``x``; a scalar spans all of it."""
         if value.dim() == 0:
             return value
+        if value.shape != x.shape[self.axis : self.axis + value.dim()]:  # torch would broadcast an axis of 1
+            raise ValueError(f"{shape_text(tuple(value.shape))} values from axis {self.axis} do not fit")
         return value.reshape(value.shape + (1,) * (x.dim() - self.axis - value.dim()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
 from prototxt.errors import LayerError
 from prototxt.registry import Shape
@@ -351,6 +352,16 @@ def test_a_fault_has_its_message(line: str, bottoms: list[Shape], tops: int, mes
 def test_some_layers_refuse_to_work_in_place(line: str) -> None:
     with pytest.raises(LayerError, match="cannot work in place"):
         build(line, (2, 3), in_place=True)
+
+
+@pytest.mark.parametrize("line", ['type: "Eltwise"', 'type: "Scale" scale_param { axis: 0 }'])
+def test_shapes_that_changed_after_the_build_are_not_broadcast(line: str) -> None:
+    built = build(line, (2, 3), (2, 3))
+    built.module(torch.ones(4, 3), torch.ones(4, 3))
+    with pytest.raises(
+        ValueError, match=r"must have one shape: a is 4 x 3, b is 1 x 3|1 x 3 values from axis 0"
+    ):
+        built.module(torch.ones(4, 3), torch.ones(1, 3))
 
 
 def test_the_table_is_as_long_as_promised() -> None:
