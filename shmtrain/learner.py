@@ -11,6 +11,7 @@ from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
 from shmtrain.config import NetSource, TrainConfig
+from shmtrain.debug import watched_pass
 from shmtrain.log import Log
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
@@ -78,13 +79,16 @@ class Learner:
 
     # One step --------------------------------------------------------------------------------------------
 
-    def compute(self) -> float:
-        """Gradients of one iteration, accumulated over iter_size batches; returns the mean loss."""
+    def compute(self, watch: bool = False) -> float:
+        """Gradients of one iteration, accumulated over iter_size batches; returns the mean loss.
+
+        watch  log what every layer makes, for debug_info; slow
+        """
         size = self.config.rule.iter_size
         self.params.clear_gradient()
         loss = 0.0
         for _ in range(size):
-            self.last = outcome = self.net.run()
+            self.last = outcome = watched_pass(self.net, self.log) if watch else self.net.run()
             if outcome.loss.requires_grad:
                 torch.autograd.backward(outcome.loss)
             loss += float(outcome.loss.detach())

@@ -10,6 +10,7 @@ import torch
 
 from prototxt.net import Net
 from shmtrain.config import TestRun, TrainConfig
+from shmtrain.debug import watched_forward
 from shmtrain.learner import Learner, open_net
 from shmtrain.log import Log, number, outputs
 from shmtrain.params import F32
@@ -65,7 +66,7 @@ class Tester:
         with torch.no_grad():
             for _ in range(run.iterations):
                 poll()
-                outcome = net.run()
+                outcome = watched_forward(net, self._log) if self._config.run.debug_info else net.run()
                 loss += float(outcome.loss.detach())
                 for name, value in outcome.outputs.items():
                     values = value.detach().reshape(-1).numpy().astype(np.float32)

@@ -186,11 +186,11 @@ class Trainer:
         for on_start, _ in self.callbacks:
             on_start()
         self.exchange.before_forward(self.steps)
-        loss = self.learner.compute()
+        shown = self._displays.passed(iteration)
+        loss = self.learner.compute(watch=shown is not None and self.config.run.debug_info)
         smoothed = self._loss.add(loss)
         if not math.isfinite(loss):
             self._check_weights(iteration, loss)
-        shown = self._displays.passed(iteration)
         if shown is not None:
             self._display(shown, smoothed)
         for _, on_gradients_ready in self.callbacks:

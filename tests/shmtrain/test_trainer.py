@@ -333,3 +333,33 @@ def test_metrics_are_json_lines_of_train_test_and_snapshot(folder: Path) -> None
     assert kinds == ["start", "test", "train", "train", "snapshot", "test", "end"]
     assert {"loss", "lr", "images_per_second"} <= records[2].keys()
     assert records[-1]["steps"] == 4
+
+
+# debug_info ----------------------------------------------------------------------------------------------
+
+
+def test_debug_info_shows_every_layer_as_the_original_does(shared: Path, folder: Path) -> None:
+    golden = shared / "golden" / "cli"
+    for name in ("smallnet.prototxt", "dbg.solver.prototxt", "train_list.txt", "train.h5"):
+        (folder / name).symlink_to(golden / name)
+    trainer = trainer_for(TrainConfig.load("dbg.solver.prototxt"))
+    trainer.run()
+    trainer.close()
+    trainer.reports.close()
+    want = _debug_places((golden / "train_debug_info.log").read_text())
+    got = _debug_places(Path("train.log").read_text())
+    assert got == want[: len(got)]  # theirs ends with one more forward pass, for the last loss
+    assert len(got) > 40
+
+
+def _debug_places(text: str) -> list[str]:
+    """Layer and blob of each line, in order, with the numbers left out."""
+    return [re.sub(r"\S+$", "", line) for line in re.findall(r"\[(?:For|Back)ward\] Layer .*: \S+", text)]
+
+
+def test_debug_info_gives_mean_absolute_values(folder: Path) -> None:
+    values = 'data_filler { type: "constant" value: -2 }'
+    Path("net.prototxt").write_text(NET.replace('data_filler { type: "gaussian" }', values))
+    train("max_iter: 2\ndisplay: 2\ndebug_info: true\nsnapshot_after_train: false\n")
+    lines = [line for line in log_lines() if "[Forward] Layer d, top blob x data" in line]
+    assert lines == ["    [Forward] Layer d, top blob x data: 2"]
