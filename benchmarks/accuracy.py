@@ -87,7 +87,7 @@ def run(solver: Path, case: dict[str, Any], args: argparse.Namespace) -> dict[st
         old.unlink()
     start = time.monotonic()
     subprocess.run(command, check=True, timeout=3600)
-    lines = [json.loads(line) for line in (logs / "solver.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (logs / "snapshot.jsonl").read_text().splitlines()]
     test = [line for line in lines if line["kind"] == "test"][-1]
     seconds = round(time.monotonic() - start, 1)
     return {**case, "accuracy": round(100 * test["accuracy"], 2), "seconds": seconds}
