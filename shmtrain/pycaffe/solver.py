@@ -33,12 +33,11 @@ class Solver:
     type: ClassVar[str | None] = None  # what a subclass insists on
 
     def __init__(self, source: str | os.PathLike[str] | Any) -> None:
-        if isinstance(source, (str, os.PathLike)):
-            config = TrainConfig.load(source)
-        else:
-            config = TrainConfig.from_message(source, "solver.prototxt")
-        if self.type is not None and config.rule.type != self.type:
-            config = replace(config, rule=replace(config.rule, type=self.type))
+        from_file = isinstance(source, (str, os.PathLike))
+        message = parse_solver(source) if from_file else source
+        if self.type is not None:
+            message.type = self.type
+        config = TrainConfig.from_message(message, os.fspath(source) if from_file else "solver.prototxt")
         if config.run.random_seed is None:
             config = replace(config, run=replace(config.run, random_seed=next_seed()))
         self.param = config.message()
