@@ -34,7 +34,7 @@ class Solver:
 
     def __init__(self, source: str | os.PathLike[str] | Any) -> None:
         from_file = isinstance(source, (str, os.PathLike))
-        message = parse_solver(source) if from_file else source
+        message: Any = parse_solver(source) if from_file else source
         if self.type is not None:
             message.type = self.type
         config = TrainConfig.from_message(message, os.fspath(source) if from_file else "solver.prototxt")

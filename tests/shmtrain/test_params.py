@@ -15,18 +15,21 @@ from shmtrain.params import Params
 LAYERS = """
 name: "mixed"
 layer { name: "d" type: "DummyData" top: "x" top: "t" dummy_data_param {
-  shape { dim: 4 dim: 3 } shape { dim: 4 dim: 2 } data_filler { type: "gaussian" } data_filler { value: 1 } } }
+  shape { dim: 4 dim: 3 } shape { dim: 4 dim: 2 }
+  data_filler { type: "gaussian" } data_filler { value: 1 } } }
 layer { name: "frozen" type: "InnerProduct" bottom: "x" top: "a" param { lr_mult: 0 } param { lr_mult: 0 }
   inner_product_param { num_output: 3 weight_filler { type: "xavier" } bias_filler { value: 0.5 } } }
 layer { name: "bn" type: "BatchNorm" bottom: "a" top: "b" }
-layer { name: "one" type: "InnerProduct" bottom: "b" top: "c" param { name: "w" lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
+layer { name: "one" type: "InnerProduct" bottom: "b" top: "c"
+  param { name: "w" lr_mult: 1 } param { lr_mult: 2 decay_mult: 0 }
   inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
-layer { name: "two" type: "InnerProduct" bottom: "c" top: "e" param { name: "w" } param { lr_mult: 2 decay_mult: 0 }
+layer { name: "two" type: "InnerProduct" bottom: "c" top: "e"
+  param { name: "w" } param { lr_mult: 2 decay_mult: 0 }
   inner_product_param { num_output: 3 weight_filler { type: "xavier" } } }
 layer { name: "last" type: "InnerProduct" bottom: "e" top: "y"
   inner_product_param { num_output: 2 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" }
-"""  # fmt: skip
+"""
 
 
 @pytest.fixture
@@ -92,9 +95,14 @@ def test_the_fingerprint_tells_layers_shapes_and_regions_apart(net: Net) -> None
 def test_holding_other_weights_gives_the_own_back_even_after_an_error(net: Net) -> None:
     params = Params(net)
     own = params.array.copy()
-    with pytest.raises(RuntimeError), params.holding(np.full(params.n, 5, np.float32)):
-        assert (net.params["last"][0].data == 5).all()
-        raise RuntimeError
+
+    def fail() -> None:
+        with params.holding(np.full(params.n, 5, np.float32)):
+            assert (net.params["last"][0].data == 5).all()
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     np.testing.assert_array_equal(params.array, own)
 
 

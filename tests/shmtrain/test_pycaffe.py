@@ -13,14 +13,16 @@ from shmtrain.options import ConfigError
 
 NET = """
 name: "small"
-layer { name: "in" type: "Input" top: "x" input_param { shape { dim: 2 dim: 3 } } include { stage: "deploy" } }
+layer { name: "in" type: "Input" top: "x" include { stage: "deploy" }
+  input_param { shape { dim: 2 dim: 3 } } }
 layer { name: "d" type: "DummyData" top: "x" top: "t" exclude { stage: "deploy" } dummy_data_param {
   shape { dim: 2 dim: 3 } shape { dim: 2 dim: 1 } data_filler { value: 1 } data_filler { value: 1 } } }
 layer { name: "ip" type: "InnerProduct" bottom: "x" top: "y" inner_product_param {
   num_output: 1 weight_filler { type: "xavier" } } }
 layer { name: "loss" type: "EuclideanLoss" bottom: "y" bottom: "t" top: "loss" exclude { stage: "deploy" } }
 """
-SOLVER = """net: "net.prototxt" base_lr: 0.1 lr_policy: "step" gamma: 0.5 stepsize: 4 max_iter: 6 random_seed: 3
+SOLVER = """net: "net.prototxt" base_lr: 0.1 lr_policy: "step" gamma: 0.5 stepsize: 4 max_iter: 6
+random_seed: 3
 test_iter: 2 test_interval: 3 snapshot_prefix: "s" """
 
 
@@ -85,7 +87,8 @@ def test_a_solver_steps_tests_and_shows_its_rate() -> None:
         solver.step(3)
         assert solver.lr == pytest.approx(0.1)
         solver.step(2)
-        assert (solver.iter, solver.lr) == (5, pytest.approx(0.05))
+        assert solver.iter == 5
+        assert solver.lr == pytest.approx(0.05)
         assert (solver.test_nets[0].params["ip"][0].data == solver.net.params["ip"][0].data).all()
 
 
@@ -150,7 +153,7 @@ def test_a_named_solver_class_overrides_the_files_type_and_checks_it() -> None:
         solver.step(1)
         solver.snapshot()
     Path("s.prototxt").write_text(SOLVER + "momentum: 0.9")
-    with pytest.raises(ConfigError, match="momentum 0.9 cannot be used with AdaGrad"):
+    with pytest.raises(ConfigError, match=r"momentum 0\.9 cannot be used with AdaGrad"):
         caffe.AdaGradSolver("s.prototxt")
 
 

@@ -16,8 +16,10 @@ from shmtrain.progress import Bar, Look
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(0.1 + 0.2, "0.3"), (2.302586, "2.30259"), (1e-5, "1e-05"), (431080.0, "431080"), (123456789.0, "1.23457e+08"),
-     (float("nan"), "nan"), (float("inf"), "inf"), (0.0, "0"), (3.0, "3")],
+    [
+        (0.1 + 0.2, "0.3"), (2.302586, "2.30259"), (1e-5, "1e-05"), (431080.0, "431080"), (0.0, "0"),
+        (123456789.0, "1.23457e+08"), (float("nan"), "nan"), (float("inf"), "inf"), (3.0, "3"),
+    ],
 )  # fmt: skip
 def test_numbers_have_six_digits_as_a_c_stream_prints_them(value: float, shown: str) -> None:
     assert number(value) == shown
@@ -69,7 +71,7 @@ def test_metrics_are_one_json_object_a_line_and_have_no_nan(tmp_path: Path) -> N
     metrics.write("train", 5, {"loss": float("nan"), "lr": 0.1, "list": [1.0, float("inf")]})
     metrics.close()
     metrics.close()
-    record = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(name))
+    record = json.loads(path.read_text(), parse_constant=pytest.fail)
     assert record["time"] > 0
     assert {k: record[k] for k in ("kind", "iteration", "loss", "lr", "list")} == {
         "kind": "train", "iteration": 5, "loss": None, "lr": 0.1, "list": [1.0, None],

@@ -1,4 +1,4 @@
-"""A worker among others: hooks in order, tests and snapshots of the center, its own state beside the job's."""
+"""A worker among others: hooks in order, tests and snapshots of the center, its own state beside it."""
 
 from __future__ import annotations
 

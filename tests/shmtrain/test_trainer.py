@@ -265,9 +265,7 @@ def test_the_effects_of_the_signals_can_be_chosen(folder: Path) -> None:
 
 def test_a_second_interrupt_gets_out_at_once(folder: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(
-            "max_iter: 100\n", before=at(3, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
-        )
+        train("max_iter: 100\n", before=at(3, interrupt_twice))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
