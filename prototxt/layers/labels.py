@@ -54,7 +54,7 @@ class Labels:
             index = torch.where(kept, index, 0)
         if index.numel():
             low, high = index.aminmax()
-            if low < 0 or high >= scores.shape[1]:
+            if low.item() < 0 or high.item() >= scores.shape[1]:  # items compare faster than tensors
                 raise self.out_of_range(labels, index, scores.shape[1])
         return Targets(index, kept)
 

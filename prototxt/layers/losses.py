@@ -167,10 +167,10 @@ def infogain_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         log_p = torch.log_softmax(scores, 1)
         clamped = _with_gradient_of(log_p.detach().clamp(min=math.log(LEAST)), log_p)
         weights = gains[targets.index.squeeze(1)].movedim(-1, 1)
-        losses = (weights * clamped).sum(1, keepdim=True)
+        losses = -(weights * clamped).sum(1, keepdim=True)
         if targets.kept is not None:
             losses = torch.where(targets.kept, losses, 0.0)
-        loss = -losses.sum() / divisor(mode, p, scores.shape[0], targets.index.numel(), targets.kept)
+        loss = losses.sum() / divisor(mode, p, scores.shape[0], targets.index.numel(), targets.kept)
         return (loss, torch.softmax(x.detach(), labels.axis)) if probabilities else loss
 
     tops: list[Shape] = [(), bottoms[0]] if probabilities else [()]
