@@ -51,6 +51,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--exchange", type=lambda t: t.split(","), default=["fused", "paper"])
     parser.add_argument("--max-iter", type=int, default=10000)
     parser.add_argument("--lr-rule", default="", help="as shmtrain takes it (its default)")
+    parser.add_argument("--threads", default="", help="torch threads of each worker (shmtrain's default)")
     return parser.parse_args()
 
 
@@ -83,6 +84,7 @@ def run(solver: Path, case: dict[str, Any], args: argparse.Namespace) -> dict[st
     command += ["--workers", str(case["workers"]), "--seed", str(case["seed"])]
     command += ["--exchange", case["exchange"]] if case["workers"] > 1 else []
     command += ["--lr-rule", args.lr_rule] if args.lr_rule else []
+    command += ["--threads", args.threads] if args.threads else []
     for old in logs.glob("*"):
         old.unlink()
     start = time.monotonic()
