@@ -307,14 +307,24 @@ class Trainer:
             self.log.info("Optimization stopped early.")
             return
         if self.role.leads:
-            if schedule.display and done % schedule.display == 0:
+            if self._due_at_end(schedule.display, done):
                 self.log.info(f"Iteration {done}, loss = {number(self._loss.add(self.learner.forward()))}")
-            if schedule.test_interval and done % schedule.test_interval == 0:
+            if self._due_at_end(schedule.test_interval, done):
                 self.test_all(done)
         self.log.info("Optimization Done.")
 
+    def _due_at_end(self, every: int, done: int) -> bool:
+        """Whether what is due at multiples of ``every`` is due now; the paper's rules end beside max_iter."""
+        sharing = self.config.sharing
+        beside = sharing.shared and sharing.termination != "counter"
+        return every > 0 and (beside or done % every == 0)
+
     def _final_snapshot(self, done: int) -> None:
-        if not self.config.snapshots.after_train or (self._saved and self._saved[0] == done):
+        """Among others even where the interval made one of this name: their last updates came after it."""
+        shared, interval = self.config.sharing.shared, self.config.snapshots.interval
+        made = not shared and self._saved is not None and self._saved[0] == done
+        due = shared and interval > 0 and done % interval == 0
+        if made or not (due or self.config.snapshots.after_train):
             return
         if self.role.leads:
             self.snapshot(done)

@@ -28,7 +28,7 @@ def steps(folder: Path, name: str = "solver") -> list[int]:
     return [record["steps"] for record in last]
 
 
-def weights(path: Path) -> np.ndarray:  # type: ignore[type-arg]
+def weights(path: Path) -> np.ndarray:
     (layer,) = [layer for layer in caffemodel.read_net(path).layer if layer.blobs]
     return caffemodel.blob_array(layer.blobs[0])
 
@@ -122,9 +122,13 @@ def test_a_center_of_another_net_is_refused(tmp_path: Path, address: str, box: s
     assert re.search(r"Worker \d \(pid \d+\): center 'night/center' in the box is another net's", job.text)
 
 
-def test_the_final_model_is_the_center(tmp_path: Path, address: str, box: smb.Box) -> None:
-    """Somebody else keeps the center attached: what is saved is what it holds."""
-    write(tmp_path, "max_iter: 60\n")
+@pytest.mark.parametrize("when", ["", "snapshot: 20", "snapshot: 20 snapshot_after_train: false"])
+def test_the_final_model_is_the_center(tmp_path: Path, address: str, box: smb.Box, when: str) -> None:
+    """Somebody else keeps the center attached: what is saved is what it holds when all have ended.
+
+    A snapshot that is due at the last iteration is no exception: other workers' last updates come after it.
+    """
+    write(tmp_path, f"max_iter: 60 {when}\n")
     center = box.create("night/center", count=21, lifetime="attached", meta=fingerprint(tmp_path))
     center.write(np.linspace(-1, 1, 21, dtype=np.float32))
     job = train(tmp_path, "--workers", "2", "--smb", address, "--job", "night")
@@ -166,10 +170,11 @@ def test_a_job_resumes_from_its_snapshot_with_another_number_of_workers(tmp_path
 
 
 def test_the_papers_rules_end_a_job(tmp_path: Path) -> None:
-    write(tmp_path, "max_iter: 60\n")
+    write(tmp_path, "max_iter: 60 test_iter: 1 test_interval: 1000\n")
     job = train(tmp_path, "--workers", "2", "--termination", "fastest")
     assert job.process.returncode == 0, job.text
     assert max(steps(tmp_path)) in (30, 31)  # 31: the other one passed the test in the same moment
+    assert job.text.count("Testing net") == 2  # at the start, and at the end whatever its iteration is
 
 
 def test_a_long_test_phase_does_not_stop_the_others(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
     assert left == []
 
 
-def weights(path: Path) -> np.ndarray:  # type: ignore[type-arg]
+def weights(path: Path) -> np.ndarray:
     (layer,) = [layer for layer in caffemodel.read_net(path).layer if layer.blobs]
     return caffemodel.blob_array(layer.blobs[0])
 
