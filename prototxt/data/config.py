@@ -35,7 +35,8 @@ class ReaderConfig:
     rank, world  record i belongs to worker i mod world
     start        batches to leave out at the beginning, of this worker's own
     seed         of the random stream of crops and flips; shuffle_seed: equal on all workers
-    slots        batches in memory at once, the one in the net's hands included
+    slots        batches in memory at once, the one in the net's hands included; more when they are small,
+                 fewer when they are huge
     """
 
     kind: Literal["lmdb", "hdf5"]

@@ -23,6 +23,7 @@ from prototxt.errors import DataError
 MAX_MESSAGE = 1 << 16
 MAX_TEXT = 4000
 RING_BYTES = 1 << 30  # fewer slots than asked for when batches are huge
+SMALL_RING_BYTES, SMALL_RING_SLOTS = 4 << 20, 9  # more when they are small: the reader is woken less often
 
 
 class Source(Protocol):
@@ -70,10 +71,17 @@ class Outbox:
         return True
 
 
-def serve(config: ReaderConfig, source: Source, ring: Ring, outbox: Outbox) -> None:
+def slots_for(batch: int, wanted: int) -> int:
+    """How many slots for batches of so many bytes."""
+    small = min(SMALL_RING_SLOTS, SMALL_RING_BYTES // batch)
+    return max(2, small, min(wanted, RING_BYTES // batch))
+
+
+def serve(config: ReaderConfig, source: Source, ring_fd: int, outbox: Outbox) -> None:
     """Batches into free slots until the net is gone."""
     shapes = source.advance()
-    slots = max(2, min(config.slots, RING_BYTES // batch_bytes(shapes)))
+    slots = slots_for(batch_bytes(shapes), config.slots)
+    ring = Ring(ring_fd, slots)
     outbox.free.extend(range(slots))
     hello = {"shapes": shapes, "slots": slots, "notes": source.notes}
     outbox.send(HELLO + json.dumps(hello).encode())
@@ -96,7 +104,7 @@ def main(sock_fd: int, ring_fd: int, parent_fd: int, mean_fd: int) -> None:
         config = ReaderConfig.from_json(sock.recv(MAX_MESSAGE))
         mean = read_all(mean_fd) if mean_fd >= 0 else None
         outbox = Outbox(sock, parent_fd)
-        serve(config, open_source(config, mean), Ring(ring_fd, config.slots), outbox)
+        serve(config, open_source(config, mean), ring_fd, outbox)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the net went while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it
