@@ -104,7 +104,11 @@ class _Clock:
 
 
 class Trainer:
-    """One worker's loop. ``run`` trains to the end of the job; ``step`` serves a script that drives it."""
+    """One worker's loop. ``run`` trains to the end of the job; ``step`` serves a script that drives it.
+
+    callbacks  pairs to call before each forward pass and before each update
+    strict     a snapshot on the way that fails raises, instead of being logged
+    """
 
     def __init__(
         self,
@@ -127,7 +131,8 @@ class Trainer:
         self._center: F32 | None = None
         self._saved: tuple[int, str] | None = None
         self._stopping = False
-        self._images = self._batch_images()
+        self._images = learner.batch_size() * self.config.rule.iter_size  # of one iteration
+        self._speed = 0.0  # iterations of the job a second, when last shown
         self._begin(learner.iteration)
 
     def _begin(self, iteration: int) -> None:
@@ -138,7 +143,7 @@ class Trainer:
         self._displays = Interval(schedule.display, iteration - 1)
         self._snapshots = Interval(self.config.snapshots.interval, iteration)
         self._loss = Smoothed(schedule.average_loss)
-        self._clock = _Clock(iteration if iteration else 0)
+        self._clock = _Clock(iteration)
 
     def run(self) -> Summary:
         """Train until the job's iterations are done or a stop is requested.
@@ -150,6 +155,7 @@ class Trainer:
         if self.role.leads:
             self.tester()
         self._announce()
+        self._clock.since = time.perf_counter()
         with self.signals:
             while not self._stopping and (iteration := self.counting.claim()) is not None:
                 self.iterate(iteration)
@@ -367,8 +373,6 @@ class Trainer:
             self.log.info(f"    Train net output {line}")
         self._speed = speed
 
-    _speed = 0.0
-
     def _measure(self, iteration: int, rate: float) -> None:
         stats = self.exchange.stats
         meeting = {"exchange_seconds": stats.seconds, "exchanges": stats.count, "staleness": stats.staleness}
@@ -413,9 +417,6 @@ class Trainer:
                     f" parameter {slot.index} of layer {slot.layer!r} is not finite (is base_lr"
                     f" {number(self.config.rate.base)} too high?)"
                 )
-
-    def _batch_images(self) -> int:
-        return self.learner.batch_size() * self.config.rule.iter_size
 
     def close(self) -> None:
         """End the readers of all nets; closing twice is fine."""
