@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from dataclasses import dataclass
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
-from tqdm import tqdm
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 REFRESH = 0.25  # seconds between two changes of the text beside the bar
 
@@ -38,6 +39,8 @@ class Bar:
         self._speed = _Speed(start)
         self._bar: tqdm[None] | None = None
         if shown:
+            from tqdm import tqdm  # makes a semaphore in /dev/shm for a moment: only where it is needed
+
             self._bar = tqdm(
                 total=total, initial=start, file=stream, unit="iter", dynamic_ncols=True, leave=True
             )
