@@ -21,13 +21,13 @@ from shmtrain.group import Column, Member, Progress, State
 from shmtrain.handover import Console, Handover, counter_key, worker_threads
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
-from shmtrain.log import Log
+from shmtrain.log import Log, number
 from shmtrain.options import ConfigError
 from shmtrain.reports import Reports
 from shmtrain.rescue import Rescue
 from shmtrain.role import Alone
 from shmtrain.snapshot import SnapshotError
-from shmtrain.trainer import Diverged, Trainer
+from shmtrain.trainer import Diverged, Summary, Trainer
 from shmtrain.watch import unblock
 
 FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, OSError)
@@ -49,15 +49,28 @@ def run_alone(config: TrainConfig, console: Console) -> int:
 
 
 def _loop(trainer: Trainer, console: Console) -> None:
-    """Train; the first worker shows the bar."""
+    """Train; the first worker shows the bar, and below it what the training came to."""
     config, learner = trainer.config, trainer.learner
     if console.progress and trainer.role.rank == 0:
         images = learner.batch_size() * config.rule.iter_size
         trainer.reports.show_bar(config.schedule.max_iter, learner.iteration, images)
     try:
-        trainer.run()
+        summary = trainer.run()
     finally:
         trainer.close()
+    if trainer.reports.bar is not None:
+        trainer.reports.bar.close()
+        print(_came_to(summary), file=sys.stderr)
+
+
+def _came_to(summary: Summary) -> str:
+    """What a person wants to know at the end; the log has it in the original's words."""
+    how = "stopped after" if summary.stopped else "trained"
+    parts = [f"{how} {summary.iterations} iterations in {summary.seconds:.1f} s"]
+    for score in summary.scores:
+        values = ", ".join(f"{name} {number(v[0])}" for name, v in score.values.items() if len(v) == 1)
+        parts.append(f"test net #{score.net}: {values}")
+    return "; ".join([*parts, *([summary.snapshot] if summary.snapshot else [])])
 
 
 def main(handover: Handover) -> NoReturn:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
+import pty
 import re
 import stat
+import struct
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,3 +232,22 @@ def test_every_worker_takes_the_threads_it_is_given(tmp_path: Path) -> None:
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == [str(max(1, len(os.sched_getaffinity(0)) // 2)), "1"]
+
+
+def test_on_a_terminal_a_bar_and_the_result_are_shown(tmp_path: Path) -> None:
+    write(tmp_path, "max_iter: 60 test_iter: 1 test_interval: 60\n")
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 160, 0, 0))
+    words = [sys.executable, "-m", "shmtrain.cli", "solver.prototxt", "--workers", "2", "--threads", "1"]
+    with subprocess.Popen(words, cwd=tmp_path, stderr=terminal) as process:
+        os.close(terminal)
+        shown = b""
+        with contextlib.suppress(OSError):  # the terminal's end
+            while data := os.read(screen, 65536):
+                shown += data
+    os.close(screen)
+    assert process.returncode == 0, shown.decode()
+    assert "60/60" in shown.decode()
+    assert re.search(r"images/s, exchange [\d.]+ ms, staleness", shown.decode())
+    assert re.search(r"trained 60 iterations in [\d.]+ s; test net #0: loss [\d.e-]+; ", shown.decode())
+    assert "Optimization Done." in (tmp_path / "solver.log").read_text()
