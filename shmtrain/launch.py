@@ -31,7 +31,7 @@ from shmtrain.reports import begin_files
 from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
-LAST_ONES = 15.0  # seconds that the others may take to end once one worker has ended well
+LAST_ONES = 10.0  # seconds that the others may take to end once one worker has ended well
 PRELOAD = "shmtrain.preload"
 OK, FAILED = 0, 1
 

@@ -58,10 +58,7 @@ def test_a_killed_worker_is_named_and_the_rest_go_on(tmp_path: Path) -> None:
         pid = job.pid_of(1)
         job.trains()
         os.kill(pid, signal.SIGKILL)
-        found = job.wait_for(
-            rf"Worker 1 \(pid {pid}\) was killed by SIGKILL after (\d+) iterations of its own"
-        )
-        assert int(found[1]) > 0
+        job.wait_for(rf"Worker 1 \(pid {pid}\) was killed by SIGKILL after \d+ iterations of its own")
         job_goes_on(job)
         assert stop(job) == 0
     assert "Optimization stopped early." in job.text
