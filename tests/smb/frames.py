@@ -12,7 +12,7 @@ from smb import layout, protocol
 from smb.layout import Blob, Choice, Number, Rows, Text, Truth
 from smb.protocol import HEADER, MAGIC, OPERATIONS, Header
 
-KEYS = ["fuzz/a", "fuzz/b", "fuzz/c"]
+KEYS = [f"fuzz/{letter}" for letter in "abcdefgh"]
 PATIENCE = 1.0  # seconds to wait for an answer; a valid request may ask the daemon to wait for ever
 
 
@@ -41,7 +41,7 @@ class Frames:
         if isinstance(kind, Choice):
             return pick.choice(kind.names)
         if isinstance(kind, Truth):
-            return pick.random() < 0.5
+            return pick.random() < (0.9 if name == "publish" else 0.5)
         if isinstance(kind, Text):
             return pick.choice(KEYS)
         assert isinstance(kind, Blob)
@@ -129,15 +129,12 @@ class Frames:
         return Frame(header + body_bytes, kind, operation)
 
 
-def hello() -> bytes:
-    return protocol.pack(1, 1, protocol.Hello(protocol.VERSION, 0, 0, "fuzz"))
-
-
 class Attacker:
-    """A socket to the daemon that is opened again whenever the daemon had to close it."""
+    """A session whose socket is opened again whenever the daemon had to close it."""
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.session = self.secret = 0
         self.socket = self.open()
         self.reopened = self.unanswered = 0
 
@@ -146,8 +143,11 @@ class Attacker:
         sock.settimeout(PATIENCE)
         sock.connect(self.path)
         if greet:
-            sock.sendall(hello())
-            self.reply(sock)
+            hello = protocol.Hello(protocol.VERSION, self.session, self.secret, "fuzz")
+            sock.sendall(protocol.pack(1, 1, hello))
+            _, welcome = self.reply(sock) or (None, None)
+            assert isinstance(welcome, protocol.Welcome)
+            self.session, self.secret = welcome.session, welcome.secret
         return sock
 
     @staticmethod
@@ -187,6 +187,8 @@ class Attacker:
             answer = None
         header = answer[0] if answer else Header(0, 1, 0, 0)
         bye = not header.status and header.operation == 2
+        if bye:
+            self.session = self.secret = 0
         if bye or header.number == 0:
             self.socket.close()
             self.socket = self.open()

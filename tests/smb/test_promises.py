@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -319,13 +319,10 @@ def test_a_child_that_the_daemons_process_forked_does_not_hide_its_death(folder:
         center = box.create("c", 10)
         child = int(program.line())
         try:
-            with ThreadPoolExecutor(1) as pool:
-                waiting = pool.submit(box.barrier, "b", 2, 20)
-                time.sleep(0.3)
-                program.kill()
-                before = time.monotonic()
-                with pytest.raises(smb.TransportError, match="died"):
-                    waiting.result(30)
+            threading.Timer(0.3, program.process.kill).start()
+            before = time.monotonic()
+            with pytest.raises(smb.TransportError, match="died"):
+                box.barrier("b", 2, timeout=20)  # over this thread's connection, which the child has too
             assert time.monotonic() - before < 5
             with pytest.raises(smb.TransportError, match="died"):
                 center.read()
