@@ -53,8 +53,8 @@ class Exchanges:
     def shm(self, threads: int) -> float:
         return timed(lambda: self.segment.exchange(self.local, ALPHA, threads=threads))
 
-    def kernel(self, threads: int) -> float:
-        return timed(lambda: _native.exchange(self.other, self.center, ALPHA, threads=threads))
+    def kernel(self, threads: int, check: bool = True) -> float:
+        return timed(lambda: _native.exchange(self.other, self.center, ALPHA, threads=threads, check=check))
 
 
 class Small:

@@ -3,8 +3,8 @@
     PYTHONPATH=. mpiexec -n 2 python benchmarks/exchange_mpi.py --ops server,rma,allreduce,window --mib 16,64
 
 Rank 0 is the server of the center; every other rank is a worker with weights of its own. All ranks compute
-with the box's kernels (smb._native), in place, on buffers of 4 KiB pages. Each op is measured in each of its
-variants; the best is what counts:
+with the box's kernels (smb._native), in place, on 4 KiB pages, and leave out the box's check for NaN. Each op
+is measured in each of its variants; the best is what counts:
 
     server     send/recv with a server rank.
                fused: the worker sends x, the server moves both in one pass and sends x back
@@ -78,7 +78,7 @@ class Server:
         status = MPI.Status()
         for _ in range(self.workers):
             self.comm.Recv(self.other, MPI.ANY_SOURCE, DATA, status)
-            _native.exchange(self.other, self.mine, ALPHA)
+            _native.exchange(self.other, self.mine, ALPHA, check=False)
             self.comm.Send(self.other, status.source, BACK)
 
     def pull_worker(self) -> None:
@@ -122,7 +122,7 @@ class Server:
                 arrivals[i].Wait()
                 if i + AHEAD + 1 < len(pieces):
                     arrivals.append(self.comm.Irecv(self.other[pieces[i + AHEAD + 1]], worker, DATA))
-                _native.exchange(self.other[piece], self.mine[piece], ALPHA)
+                _native.exchange(self.other[piece], self.mine[piece], ALPHA, check=False)
                 answers.append(self.comm.Isend(self.other[piece], worker, BACK))
             MPI.Request.Waitall(answers)
 
@@ -191,7 +191,7 @@ class Window:
 
     def run(self, variant: str) -> None:
         if self.rank:
-            _native.exchange(self.mine, self.center, ALPHA)
+            _native.exchange(self.mine, self.center, ALPHA, check=False)
 
 
 OPS: dict[str, Callable[[Any, int], Any]] = {

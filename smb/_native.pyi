@@ -18,11 +18,11 @@ def accumulate(dst: Any, src: Any, scale: float = 1.0, threads: int = 1) -> None
 def axpy(a: float, x: Any, y: Any, threads: int = 1) -> None:
     """y += a * x."""
 
-def exchange(local: Any, center: Any, alpha: float, threads: int = 1) -> int:
+def exchange(local: Any, center: Any, alpha: float, threads: int = 1, check: bool = True) -> int:
     """d = alpha (local - center); local -= d; center += d, in one pass over private memory.
 
     Returns -1, or the index of a NaN or Inf in local: the block of 65,536 elements that holds it was not
-    moved (with one thread nothing behind it either).
+    moved (with one thread nothing behind it either). check=False moves whatever comes.
     Source: Zhang, Choromanska, LeCun 2015, equations 2 and 3.
     """
 

@@ -66,27 +66,45 @@ void accumulate(py::object dst, py::object src, double scale, size_t threads) {
   });
 }
 
-// Returns the index of the first NaN or Inf of local, with nothing moved from its block on; or -1.
-py::ssize_t exchange(py::object local, py::object center, double alpha, size_t threads) {
+// One thread's share of a checked exchange: blocks in ascending order, each looked at before it is moved.
+// Returns the index of a NaN or Inf, or n.
+size_t exchange_checked(float* x, float* g, float alpha, size_t n, std::atomic<size_t>& next) {
+  const auto claim = [&] { return std::min(next.fetch_add(kBlock, std::memory_order_relaxed), n); };
+  bool fine = false;
+  for (size_t at = claim(), ahead; at < n; at = ahead) {
+    const size_t length = std::min(kBlock, n - at);
+    const size_t bad = fine ? length : first_nonfinite_f32(x + at, 1.0f, length);
+    if (bad < length) {
+      next.store(n);
+      return at + bad;
+    }
+    ahead = claim();
+    const size_t seen = std::min(kBlock, n - ahead);  // the next block is never longer than this one
+    fine = exchange_looking_f32(x + at, g + at, alpha, x + ahead, seen);
+    exchange_f32(x + at + seen, g + at + seen, alpha, length - seen);
+  }
+  return n;
+}
+
+// Returns the index of a NaN or Inf of local, whose block was not moved; or -1.
+py::ssize_t exchange(py::object local, py::object center, double alpha, size_t threads, bool check) {
   Array x, g;
   take(x, local, true, "local");
   take(g, center, true, "center");
   same_length(x, "local", g, "center");
   const float rate = moving_rate(alpha);
-  std::atomic<size_t> bad{SIZE_MAX};
-  in_blocks(x.count, threads, [&](size_t at, size_t n) {
-    for (const size_t end = at + n; at < end && bad.load(std::memory_order_relaxed) == SIZE_MAX;) {
-      const size_t length = std::min(kBlock, end - at);
-      const size_t index = first_nonfinite_f32(x.floats() + at, 1.0f, length);
-      if (index < length) {
-        bad.store(at + index);
-        return;
-      }
-      exchange_f32(x.floats() + at, g.floats() + at, rate, length);
-      at += length;
-    }
+  if (!check) {
+    in_blocks(x.count, threads,
+              [&](size_t at, size_t n) { exchange_f32(x.floats() + at, g.floats() + at, rate, n); });
+    return -1;
+  }
+  std::atomic<size_t> next{0}, bad{x.count};
+  const GilRelease released(x.bytes() > kKeepGilBytes);
+  run_parts(std::min(threads, (x.count + kBlock - 1) / kBlock), [&](size_t) {
+    const size_t index = exchange_checked(x.floats(), g.floats(), rate, x.count, next);
+    if (index < x.count) bad.store(index);
   });
-  return bad.load() == SIZE_MAX ? -1 : static_cast<py::ssize_t>(bad.load());
+  return bad.load() == x.count ? -1 : static_cast<py::ssize_t>(bad.load());
 }
 
 py::object new_floats(size_t count) {
@@ -216,7 +234,8 @@ void bind_kernels(py::module_& m) {
   m.def("accumulate", accumulate, arg("dst"), arg("src"), arg("scale") = 1.0, arg("threads") = 1);
   m.def("axpy", [](double a, py::object x, py::object y, size_t threads) { accumulate(y, x, a, threads); }, arg("a"),
         arg("x"), arg("y"), arg("threads") = 1);
-  m.def("exchange", exchange, arg("local"), arg("center"), arg("alpha"), arg("threads") = 1);
+  m.def("exchange", exchange, arg("local"), arg("center"), arg("alpha"), arg("threads") = 1,
+        arg("check") = true);
   m.def("elastic_pull", elastic_pull, arg("local"), arg("center"), arg("alpha"), arg("out") = py::none(),
         arg("threads") = 1);
   m.def("dot", dot, arg("x"), arg("y"), arg("threads") = 1);

@@ -7,6 +7,17 @@
 #include "common/racy.hpp"
 
 namespace smb {
+namespace {
+
+constexpr int32_t kInfinity = 0x7f800000;  // as bits; NaN's are above it
+
+inline int32_t magnitude(float value) {
+  int32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits & 0x7fffffff;
+}
+
+}  // namespace
 
 SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
   for (size_t i = 0; i < n; ++i) racy::store(dst + i, dst[i] + scale * src[i]);
@@ -19,6 +30,29 @@ SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alp
     x[i] -= d;
     racy::store(g + i, center + d);
   }
+}
+
+SMB_CLONES bool accumulate_looking_f32(float* __restrict dst, const float* __restrict src, float scale,
+                                       const float* __restrict ahead, size_t n) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    racy::store(dst + i, dst[i] + scale * src[i]);
+    largest = std::max(largest, magnitude(scale * ahead[i]));
+  }
+  return largest < kInfinity;
+}
+
+SMB_CLONES bool exchange_looking_f32(float* __restrict x, float* __restrict g, float alpha,
+                                     const float* __restrict ahead, size_t n) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const float center = g[i];
+    const float d = alpha * (x[i] - center);
+    x[i] -= d;
+    racy::store(g + i, center + d);
+    largest = std::max(largest, magnitude(ahead[i]));
+  }
+  return largest < kInfinity;
 }
 
 SMB_CLONES void pull_f32(float* __restrict x, const float* __restrict c, float* __restrict d, float alpha,
@@ -53,20 +87,15 @@ SMB_CLONES double dot_block(const float* __restrict x, const float* __restrict y
   return sum;
 }
 
-// The largest magnitude of scale * x as bits: at least 0x7f800000 where one is NaN or Inf.
+// The largest magnitude of scale * x as bits.
 SMB_CLONES int32_t largest_magnitude(const float* __restrict x, float scale, size_t n) {
   int32_t largest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const float value = scale * x[i];
-    int32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    largest = std::max(largest, bits & 0x7fffffff);
-  }
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(scale * x[i]));
   return largest;
 }
 
 bool has_nonfinite(const float* x, float scale, size_t n) {
-  return largest_magnitude(x, scale, n) >= 0x7f800000;
+  return largest_magnitude(x, scale, n) >= kInfinity;
 }
 
 }  // namespace

@@ -87,22 +87,22 @@ Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
 
 }  // namespace
 
-Turn LockedPass::finish(const Piece& piece, ThreadIdentity& me) {
+Turn LockedPass::finish(const Piece& piece, Ahead* ahead, ThreadIdentity& me) {
   region.begin_write(piece.chunk);
-  move(piece);
+  move(piece, ahead);
   region.finish_write(piece.chunk);
   unlock(region.words(piece.chunk).lock, me);
   return Turn::done;
 }
 
-Turn LockedPass::attempt(const Piece& piece) {
+Turn LockedPass::attempt(const Piece& piece, Ahead* ahead) {
   ThreadIdentity& me = this_thread();
-  return lock_soon(region.words(piece.chunk).lock, me) ? finish(piece, me) : Turn::busy;
+  return lock_soon(region.words(piece.chunk).lock, me) ? finish(piece, ahead, me) : Turn::busy;
 }
 
 Turn LockedPass::insist(const Piece& piece, int64_t deadline) {
   ThreadIdentity& me = this_thread();
-  return lock_until(region.words(piece.chunk).lock, me, deadline) ? finish(piece, me) : Turn::busy;
+  return lock_until(region.words(piece.chunk).lock, me, deadline) ? finish(piece, nullptr, me) : Turn::busy;
 }
 
 WritePass::WritePass(const Region& region, size_t offset, size_t count, const void* source)
@@ -110,7 +110,7 @@ WritePass::WritePass(const Region& region, size_t offset, size_t count, const vo
       source_(static_cast<const char*>(source)),
       stream_(count * region.item() >= kStreamBytes) {}
 
-void WritePass::move(const Piece& piece) {
+void WritePass::move(const Piece& piece, Ahead*) {
   const char* from = source_ + (piece.begin - offset) * region.item();
   (stream_ ? stream_bytes : copy_bytes)(region.at(piece.begin), from, piece.count * region.item());
 }
@@ -122,9 +122,13 @@ Turn ExchangePass::prepare(const Piece& piece, size_t* bad) {
   return check(local_ + (piece.begin - offset), 1.0f, piece, bad);
 }
 
-void ExchangePass::move(const Piece& piece) {
+void ExchangePass::move(const Piece& piece, Ahead* ahead) {
   float* center = reinterpret_cast<float*>(region.at(piece.begin));
-  exchange_f32(local_ + (piece.begin - offset), center, alpha_, piece.count);
+  float* local = local_ + (piece.begin - offset);
+  // Only a look at all of the next piece is of use: chunks but the first and the last are of one length.
+  const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
+  if (seen) ahead->fine = exchange_looking_f32(local, center, alpha_, local_ + (ahead->piece.begin - offset), seen);
+  exchange_f32(local + seen, center + seen, alpha_, piece.count - seen);
 }
 
 AccumulatePass::AccumulatePass(const Region& region, size_t offset, size_t count, const float* source, float scale)
@@ -134,9 +138,12 @@ Turn AccumulatePass::prepare(const Piece& piece, size_t* bad) {
   return check(source_ + (piece.begin - offset), scale_, piece, bad);
 }
 
-void AccumulatePass::move(const Piece& piece) {
+void AccumulatePass::move(const Piece& piece, Ahead* ahead) {
   float* target = reinterpret_cast<float*>(region.at(piece.begin));
-  accumulate_f32(target, source_ + (piece.begin - offset), scale_, piece.count);
+  const float* source = source_ + (piece.begin - offset);
+  const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
+  if (seen) ahead->fine = accumulate_looking_f32(target, source, scale_, source_ + (ahead->piece.begin - offset), seen);
+  accumulate_f32(target + seen, source + seen, scale_, piece.count - seen);
 }
 
 AccumulateSegmentPass::AccumulateSegmentPass(const Region& region, size_t offset, size_t count, const Region& source,
@@ -155,7 +162,7 @@ Turn AccumulateSegmentPass::prepare(const Piece& piece, size_t* bad) {
   return check(scratch(), scale_, piece, bad);
 }
 
-void AccumulateSegmentPass::move(const Piece& piece) {
+void AccumulateSegmentPass::move(const Piece& piece, Ahead*) {
   accumulate_f32(reinterpret_cast<float*>(region.at(piece.begin)), scratch(), scale_, piece.count);
 }
 
@@ -165,7 +172,7 @@ ReadPass::ReadPass(const Region& region, size_t offset, size_t count, void* out,
       stream_(count * region.item() >= kStreamBytes),
       settle_for_torn_(settle_for_torn) {}
 
-Turn ReadPass::attempt(const Piece& piece) {
+Turn ReadPass::attempt(const Piece& piece, Ahead*) {
   char* to = out_ + (piece.begin - offset) * region.item();
   return copy_with_retries(region, piece.begin, piece.count, to, stream_) ? Turn::done : Turn::busy;
 }
@@ -177,7 +184,7 @@ Turn ReadPass::insist(const Piece& piece, int64_t deadline) {
   char* to = out_ + (piece.begin - offset) * region.item();
   const int64_t lock_at = deadline - kReaderLocksNs;
   do {
-    if (attempt(piece) == Turn::done) return Turn::done;
+    if (attempt(piece, nullptr) == Turn::done) return Turn::done;
     if (!region.readonly() && monotonic_ns() >= lock_at && lock_until(lock, me, deadline)) {
       copy_bytes(to, region.at(piece.begin), piece.count * region.item());
       unlock(lock, me);

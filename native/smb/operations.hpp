@@ -11,14 +11,14 @@ namespace smb {
 class LockedPass : public Pass {
  public:
   using Pass::Pass;
-  Turn attempt(const Piece& piece) final;
+  Turn attempt(const Piece& piece, Ahead* ahead) final;
   Turn insist(const Piece& piece, int64_t deadline) final;
 
  protected:
-  virtual void move(const Piece& piece) = 0;
+  virtual void move(const Piece& piece, Ahead* ahead) = 0;
 
  private:
-  Turn finish(const Piece& piece, ThreadIdentity& me);
+  Turn finish(const Piece& piece, Ahead* ahead, ThreadIdentity& me);
 };
 
 class WritePass final : public LockedPass {
@@ -26,7 +26,7 @@ class WritePass final : public LockedPass {
   WritePass(const Region& region, size_t offset, size_t count, const void* source);
 
  private:
-  void move(const Piece& piece) override;
+  void move(const Piece& piece, Ahead* ahead) override;
   const char* source_;
   bool stream_;
 };
@@ -38,7 +38,7 @@ class ExchangePass final : public LockedPass {
   bool ordered() const override { return true; }
 
  private:
-  void move(const Piece& piece) override;
+  void move(const Piece& piece, Ahead* ahead) override;
   float* local_;
   float alpha_;
 };
@@ -50,7 +50,7 @@ class AccumulatePass final : public LockedPass {
   bool ordered() const override { return true; }
 
  private:
-  void move(const Piece& piece) override;
+  void move(const Piece& piece, Ahead* ahead) override;
   const float* source_;
   float scale_;
 };
@@ -63,7 +63,7 @@ class AccumulateSegmentPass final : public LockedPass {
   bool ordered() const override { return true; }
 
  private:
-  void move(const Piece& piece) override;
+  void move(const Piece& piece, Ahead* ahead) override;
   const Region& source_;
   float scale_;
 };
@@ -73,7 +73,7 @@ class ReadPass final : public Pass {
  public:
   // settle_for_torn: where a dead writer left a chunk half-written, take it as it is.
   ReadPass(const Region& region, size_t offset, size_t count, void* out, bool settle_for_torn = false);
-  Turn attempt(const Piece& piece) override;
+  Turn attempt(const Piece& piece, Ahead* ahead) override;
   Turn insist(const Piece& piece, int64_t deadline) override;
   size_t torn() const { return torn_; }
 

@@ -34,20 +34,28 @@ class Run {
   }
 
  private:
+  // Takes chunks in ascending order. The check of the next one goes along with the move of this one; no
+  // thread waits while it has a chunk unchecked that another one waits for, but for take_turn's order.
   void work() {
-    while (bad_chunk_.load(std::memory_order_relaxed) == kNone) {
-      const size_t chunk = next_.fetch_add(1, std::memory_order_relaxed);
-      if (chunk >= pass_.end_chunk()) return;
-      const Piece piece = pass_.piece(chunk);
+    Ahead now = {claim()};
+    while (now.piece.count != 0 && bad_chunk_.load(std::memory_order_relaxed) == kNone) {
       size_t bad = 0;
-      const Turn checked = pass_.prepare(piece, &bad);
-      if (!take_turn(chunk, checked, bad)) return;
-      if (checked == Turn::done && pass_.attempt(piece) == Turn::done) {
+      const Turn checked = now.fine ? Turn::done : pass_.prepare(now.piece, &bad);
+      if (!take_turn(now.piece.chunk, checked, bad)) return;
+      Ahead next = {claim()};
+      if (checked == Turn::done && pass_.attempt(now.piece, next.piece.count ? &next : nullptr) == Turn::done) {
         moved_.fetch_add(1, std::memory_order_relaxed);
       } else {
-        defer(chunk);
+        defer(now.piece.chunk);
       }
+      now = next;
     }
+  }
+
+  // The next piece that nobody has; an empty one when there is none.
+  Piece claim() {
+    const size_t chunk = next_.fetch_add(1, std::memory_order_relaxed);
+    return chunk < pass_.end_chunk() ? pass_.piece(chunk) : Piece{chunk, 0, 0};
   }
 
   // Waits until every earlier chunk has passed its check, so that at a bad one nothing later has moved.
@@ -106,7 +114,7 @@ class Run {
         return false;
       }
       if (turn == Turn::done) {
-        turn = waited ? pass_.attempt(piece) : pass_.insist(piece, monotonic_ns() + kSliceNs);
+        turn = waited ? pass_.attempt(piece, nullptr) : pass_.insist(piece, monotonic_ns() + kSliceNs);
       }
       waited = true;
       if (turn == Turn::done) {
@@ -145,7 +153,7 @@ bool run_quickly(Pass& pass, Outcome& outcome) {
     outcome = {Outcome::refused, piece.chunk, bad, 0};
     return true;
   }
-  if (checked == Turn::busy || pass.attempt(piece) != Turn::done) return false;
+  if (checked == Turn::busy || pass.attempt(piece, nullptr) != Turn::done) return false;
   outcome = {Outcome::done, 0, 0, 1};
   return true;
 }

@@ -12,6 +12,12 @@ namespace smb {
 // What a chunk's turn came to.
 enum class Turn { done, busy, refused };
 
+// The piece that a thread does next: whoever moves memory now may look at it on the way.
+struct Ahead {
+  Piece piece;
+  bool fine = false;  // looked at, and all of its values may be moved; otherwise it has yet to be prepared
+};
+
 // An operation. Several threads may be in prepare/attempt of different chunks at once.
 class Pass {
  public:
@@ -25,8 +31,8 @@ class Pass {
     return Turn::done;
   }
   virtual bool ordered() const { return false; }
-  // Does the piece, or says busy within microseconds.
-  virtual Turn attempt(const Piece&) = 0;
+  // Does the piece, or says busy within microseconds. ahead may be nullptr.
+  virtual Turn attempt(const Piece&, Ahead* ahead) = 0;
   // The same, waiting until the deadline. Called by one thread alone.
   virtual Turn insist(const Piece&, int64_t deadline) = 0;
 

@@ -288,6 +288,7 @@ def test_a_stopped_holder_keeps_only_its_own_chunk(mapping: Mapping) -> None:
     mapping.on_stuck = lambda *call: calls.append(call)
     mapping.patience = 1.5
     ones = np.ones(COUNT, np.float32)
+    began = time.monotonic()
     with Child(holder_of(mapping, 1)) as holder:
         wait_for(mapping.holders)
         holder.stop()
@@ -299,6 +300,7 @@ def test_a_stopped_holder_keeps_only_its_own_chunk(mapping: Mapping) -> None:
     values = read_all(mapping).reshape(4, CHUNK)
     np.testing.assert_array_equal(values[[0, 2, 3]], 2)
     np.testing.assert_array_equal(values[1], 0)
+    assert time.monotonic() - began < 3 * mapping.patience + 10
     assert [(chunk, tid) for chunk, tid, _ in calls] == [(1, holder.pid)] * 3
     assert all(1.0 <= seconds < 1.5 for _, _, seconds in calls)
 
