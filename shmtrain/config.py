@@ -133,7 +133,6 @@ class Sharing:
     lr_rule: LrRule
     smb: str | None
     job: str | None
-    box_grace: float
 
     @property
     def shared(self) -> bool:
@@ -425,7 +424,6 @@ class _Solver:
             lr_rule=self.lr_rule(),
             smb=o.smb,
             job=o.job,
-            box_grace=o.box_grace,
         )
 
     def lr_rule(self) -> LrRule:

@@ -35,7 +35,6 @@ class Options:
     warmup: int = DEFAULT_WARMUP
     smb: str | None = None
     job: str | None = None
-    box_grace: float = 60.0
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False
@@ -79,5 +78,3 @@ def check_options(options: Options) -> None:
     for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
         if count is not None and count < 1:
             raise ConfigError(f"--{flag} {count}: must be at least 1")
-    if not options.box_grace >= 0:
-        raise ConfigError(f"--box-grace {options.box_grace:g}: must be at least 0 seconds")

@@ -89,7 +89,6 @@ WRONG_OPTIONS = {
     "signal effect": (Options(sigint_effect="die"), "--sigint-effect 'die' is unknown (allowed: stop, snapshot, none)"),
     "no thread": (Options(threads=0), "--threads 0: must be at least 1"),
     "lr rule": (Options(workers=2, lr_rule="cubic"), "--lr-rule 'cubic' is none of"),
-    "box grace": (Options(box_grace=-1.0), "--box-grace -1: must be at least 0 seconds"),
 }  # fmt: skip
 
 
