@@ -118,7 +118,9 @@ class LmdbSource:
         first, step = self._config.share
         while True:
             first %= self._entries
-            yield from islice(self._txn.cursor().iternext(keys=False), first, None, step)
+            cursor = self._txn.cursor()
+            for _ in islice(cursor.iternext(values=False), first, None, step):
+                yield cursor.value()  # the records of other workers are passed over without a copy
             first += -(-(self._entries - first) // step) * step - self._entries
 
     def _sides(self) -> tuple[Sides, bool]:
