@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+SHM = "/dev/shm"
 GRACE = 5.0  # seconds that a process may take to go after its test is over
 RUN_VARIABLE = "SHMTRAIN_TEST_RUN"  # in the environment of everything that this run starts
 
@@ -52,7 +53,7 @@ def wait_until_empty(left: Callable[[], set[str]], seconds: float) -> set[str]:
 
 def shm_files() -> set[str]:
     try:
-        return set(os.listdir("/dev/shm"))
+        return set(os.listdir(SHM))
     except FileNotFoundError:
         return set()
 
@@ -69,7 +70,7 @@ def held_by_strangers(names: set[str]) -> set[str]:
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         except OSError:
             continue
-        held |= {n for n in names if f"/dev/shm/{n}" in maps or f"/dev/shm/{n}" in links}
+        held |= {n for n in names if f"{SHM}/{n}" in maps or f"{SHM}/{n}" in links}
     return held
 
 
@@ -143,7 +144,7 @@ def leaves_no_shm_file() -> Iterator[None]:
     if not shm_files() - before:
         return
     left = wait_until_empty(lambda: (new := shm_files() - before) - held_by_strangers(new), 1.0)
-    assert not left, f"left in /dev/shm: {sorted(left)}"
+    assert not left, f"left in {SHM}: {sorted(left)}"
 
 
 # A skip must be on the list ------------------------------------------------------------------------------
