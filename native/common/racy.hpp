@@ -1,4 +1,5 @@
-// Access to payload that a reader without a lock may look at while a writer changes it.
+// Access to payload that a reader without a lock may look at while a writer changes it, and to a worker's own
+// values that one of its threads may check while another moves them.
 //
 // A reader copies first and asks the chunk's sequence word afterwards whether the copy is good, so what
 // it reads during a write is thrown away. In C++'s terms that is a data race on plain floats. On the

@@ -27,7 +27,7 @@ SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alp
   for (size_t i = 0; i < n; ++i) {
     const float center = g[i];
     const float d = alpha * (x[i] - center);
-    x[i] -= d;
+    racy::store(x + i, x[i] - d);
     racy::store(g + i, center + d);
   }
 }
@@ -48,7 +48,7 @@ SMB_CLONES bool exchange_looking_f32(float* __restrict x, float* __restrict g, f
   for (size_t i = 0; i < n; ++i) {
     const float center = g[i];
     const float d = alpha * (x[i] - center);
-    x[i] -= d;
+    racy::store(x + i, x[i] - d);
     racy::store(g + i, center + d);
     largest = std::max(largest, magnitude(ahead[i]));
   }
@@ -90,7 +90,7 @@ SMB_CLONES double dot_block(const float* __restrict x, const float* __restrict y
 // The largest magnitude of scale * x as bits.
 SMB_CLONES int32_t largest_magnitude(const float* __restrict x, float scale, size_t n) {
   int32_t largest = 0;
-  for (size_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(scale * x[i]));
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(scale * racy::load(x + i)));
   return largest;
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <new>
 
+#include "common/pause.hpp"
 #include "common/racy.hpp"
 #include "kernels.hpp"
 
@@ -16,12 +17,6 @@ constexpr int kLockSpins = 200;
 constexpr int kReadTries = 3;
 constexpr int64_t kReadPauseNs = 50000;
 constexpr int64_t kReaderLocksNs = 5000000;
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 bool lock_soon(Word& word, ThreadIdentity& me) {
   for (int i = 0;; ++i) {
@@ -64,8 +59,8 @@ bool copy_with_retries(const Region& region, size_t begin, size_t count, void* o
 }
 
 void nap() {
-  const timespec pause{0, kReadPauseNs};
-  nanosleep(&pause, nullptr);
+  const timespec length{0, kReadPauseNs};
+  nanosleep(&length, nullptr);
 }
 
 // One chunk's worth of memory for each thread that accumulates from a segment.

@@ -36,6 +36,7 @@ class ExchangePass final : public LockedPass {
   ExchangePass(const Region& region, size_t offset, size_t count, float* local, float alpha);
   Turn prepare(const Piece& piece, size_t* bad) override;
   bool ordered() const override { return true; }
+  bool repeatable() const override { return true; }
 
  private:
   void move(const Piece& piece, Ahead* ahead) override;
@@ -48,6 +49,7 @@ class AccumulatePass final : public LockedPass {
   AccumulatePass(const Region& region, size_t offset, size_t count, const float* source, float scale);
   Turn prepare(const Piece& piece, size_t* bad) override;
   bool ordered() const override { return true; }
+  bool repeatable() const override { return true; }
 
  private:
   void move(const Piece& piece, Ahead* ahead) override;

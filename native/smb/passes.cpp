@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/pause.hpp"
 #include "pool.hpp"
 
 namespace smb {
@@ -14,6 +15,7 @@ namespace {
 
 constexpr size_t kNone = SIZE_MAX;
 constexpr int64_t kSliceNs = 10000000;
+constexpr int kTurnSpins = 500;  // about 20 us, half the time of a chunk
 
 class Run {
  public:
@@ -34,16 +36,15 @@ class Run {
   }
 
  private:
-  // Takes chunks in ascending order. The check of the next one goes along with the move of this one; no
-  // thread waits while it has a chunk unchecked that another one waits for, but for take_turn's order.
+  // Takes chunks in ascending order; the check of the next one goes along with the move of this one.
   void work() {
     Ahead now = {claim()};
-    while (now.piece.count != 0 && bad_chunk_.load(std::memory_order_relaxed) == kNone) {
+    while (now.piece.count != 0 && now.piece.chunk < bad_chunk_.load(std::memory_order_relaxed)) {
       size_t bad = 0;
       const Turn checked = now.fine ? Turn::done : pass_.prepare(now.piece, &bad);
       if (!take_turn(now.piece.chunk, checked, bad)) return;
       Ahead next = {claim()};
-      if (checked == Turn::done && pass_.attempt(now.piece, next.piece.count ? &next : nullptr) == Turn::done) {
+      if (checked != Turn::busy && pass_.attempt(now.piece, next.piece.count ? &next : nullptr) == Turn::done) {
         moved_.fetch_add(1, std::memory_order_relaxed);
       } else {
         defer(now.piece.chunk);
@@ -59,20 +60,45 @@ class Run {
   }
 
   // Waits until every earlier chunk has passed its check, so that at a bad one nothing later has moved.
-  // Their threads took them before us, so this is short. False: this chunk or an earlier one is bad.
+  // checked is what the caller found at this one. False: this chunk or an earlier one is bad.
   bool take_turn(size_t chunk, Turn checked, size_t bad) {
     if (!pass_.ordered()) return true;
-    for (int spins = 0; cleared_.load(std::memory_order_acquire) != chunk; ++spins) {
-      if (bad_chunk_.load(std::memory_order_acquire) != kNone) return false;
-      if (spins > 1000) sched_yield();
+    for (int spins = 0;; ++spins) {
+      const size_t cleared = cleared_.load(std::memory_order_acquire);
+      if (cleared > chunk) return true;
+      if (bad_chunk_.load(std::memory_order_acquire) <= chunk) return false;
+      if (cleared == chunk) {
+        settle(chunk, checked, bad);
+      } else if (spins > kTurnSpins) {
+        help(cleared);
+      } else {
+        pause();
+      }
     }
-    if (checked == Turn::refused) {
-      bad_element_ = bad;
-      bad_chunk_.store(chunk, std::memory_order_release);
-      return false;
+  }
+
+  // Makes a check whose thread has it coming but is late: it may have lost its processor.
+  void help(size_t chunk) {
+    if (!pass_.repeatable()) {
+      sched_yield();
+      return;
     }
-    cleared_.store(chunk + 1, std::memory_order_release);
-    return true;
+    size_t bad = 0;
+    const Turn checked = pass_.prepare(pass_.piece(chunk), &bad);
+    settle(chunk, checked, bad);
+  }
+
+  // What a check of the first chunk not yet cleared came to. Void when somebody else has cleared it
+  // meanwhile: then the chunk may have been moving under the check.
+  void settle(size_t chunk, Turn checked, size_t bad) {
+    if (checked != Turn::refused) {
+      cleared_.compare_exchange_strong(chunk, chunk + 1, std::memory_order_acq_rel);
+      return;
+    }
+    const std::lock_guard<std::mutex> guard(mutex_);
+    if (cleared_.load(std::memory_order_acquire) != chunk) return;
+    bad_element_ = bad;
+    bad_chunk_.store(chunk, std::memory_order_release);
   }
 
   void defer(size_t chunk) {

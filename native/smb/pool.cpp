@@ -10,6 +10,7 @@
 #include <mutex>
 #include <vector>
 
+#include "common/pause.hpp"
 #include "robust.hpp"
 
 namespace smb {
@@ -17,12 +18,6 @@ namespace {
 
 constexpr int64_t kLongNs = int64_t{3600} * 1000000000;
 constexpr int kSpins = 2000;  // about 40 us: what a wake across processors costs anyway
-
-inline void pause() {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#endif
-}
 
 // One helper thread: idle (0), told to run (1), done (2). The caller that got it owns it until it sees 2.
 struct Runner {
