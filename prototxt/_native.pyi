@@ -19,6 +19,18 @@ def lrn_within_forward(
 def lrn_within_backward(
     x: int, dy: int, dx: int, planes: int, height: int, width: int, lrn: Lrn, threads: int, /
 ) -> None: ...
+def softmax_loss(
+    scores: int,
+    labels: int,
+    gradient: int,
+    rows: int,
+    classes: int,
+    ignoring: bool,
+    ignored: float,
+    largest: float,
+    /,
+) -> tuple[float, int, int]:
+    """Sum of the losses, rows that count, first row with a label out of range or -1 (softmax_loss.hpp)."""
 
 # Data layers: Datum records and the pixel transform (datum.hpp) ------------------------------------------
 

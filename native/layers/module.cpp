@@ -1,10 +1,11 @@
 // The Python face of this folder's kernels: addresses and counts, nothing else. What they mean, and every check,
-// is in prototxt/layers/lrn.py.
+// is in prototxt/layers/lrn.py and softmax.py.
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
 
 #include "lrn.hpp"
+#include "softmax_loss.hpp"
 
 namespace py = pybind11;
 
@@ -18,7 +19,7 @@ float* out(uintptr_t address) { return reinterpret_cast<float*>(address); }
 void bind_datum(py::module_& m);  // bind_datum.cpp
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "native layer kernels over contiguous float32 memory; every call releases the GIL";
+  m.doc() = "native layer kernels over contiguous float32 memory; long calls release the GIL";
   bind_datum(m);
   using Release = py::call_guard<py::gil_scoped_release>;
 
@@ -52,4 +53,11 @@ PYBIND11_MODULE(_native, m) {
         layers::lrn_within_backward(in(x), in(dy), out(dx), planes, height, width, lrn, threads);
       },
       Release());
+
+  // A few microseconds: giving the GIL away would cost more.
+  m.def("softmax_loss", [](uintptr_t scores, uintptr_t labels, uintptr_t gradient, size_t rows, size_t classes,
+                           bool ignoring, float ignored, float largest) {
+    const auto r = layers::softmax_loss(in(scores), in(labels), out(gradient), rows, classes, ignoring, ignored, largest);
+    return py::make_tuple(r.sum, r.kept, r.bad);
+  });
 }

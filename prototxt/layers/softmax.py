@@ -7,10 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prototxt import _native
 from prototxt.layers.common import Apply, axis_of, count, expect, like_bottom, shape_text
 from prototxt.layers.labels import Labels, divisor, labels_for, normalisation
 from prototxt.registry import Built, LayerSpec, Shape, layer
 
+SMALL = 1 << 14  # scores up to which one native pass costs less than the calls of torch's operations
 LARGEST_LOSS = 87.33654475055310898657  # -log(FLT_MIN): no probability counts as less
 
 
@@ -49,6 +51,30 @@ class _CrossEntropy(torch.autograd.Function):
         return gradient.mul_(seed / ctx.by), None, None, None
 
 
+class _SmallCrossEntropy(torch.autograd.Function):
+    """The same in one native pass, over (outer, classes) contiguous float32 on the CPU."""
+
+    @staticmethod
+    def forward(ctx: Any, scores: Tensor, labels: Tensor, layer: SoftmaxWithLoss) -> Tensor:
+        gradient = torch.empty_like(scores)
+        outer, classes = scores.shape
+        ignore = layer.labels.ignore
+        total, kept, bad = _native.softmax_loss(
+            scores.data_ptr(), labels.data_ptr(), gradient.data_ptr(), outer, classes,
+            ignore is not None, float(ignore or 0), LARGEST_LOSS,
+        )  # fmt: skip
+        if bad >= 0:
+            layer.labels.read(labels, scores)  # says which label it is
+        by = max(1, kept) if layer.mode == layer.p.VALID else divisor(layer.mode, layer.p, outer, outer, None)
+        ctx.gradient, ctx.by = gradient, by
+        return scores.new_tensor(total / by)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, seed: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.gradient * (seed / ctx.by), None, None
+
+
 class SoftmaxWithLoss(nn.Module):
     def __init__(self, labels: Labels, mode: int, probabilities: bool) -> None:
         super().__init__()
@@ -57,6 +83,8 @@ class SoftmaxWithLoss(nn.Module):
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         scores = self.labels.split(x)
+        if not self.probabilities and self._small(scores, labels):
+            return _SmallCrossEntropy.apply(scores, labels, self)  # type: ignore[no-any-return, no-untyped-call]
         targets = self.labels.read(labels, scores)
         outer, full = scores.shape[0], targets.index.numel()
         by = divisor(self.mode, self.p, outer, full, targets.kept)
@@ -64,6 +92,17 @@ class SoftmaxWithLoss(nn.Module):
         if not self.probabilities:
             return loss
         return loss, torch.softmax(x.detach(), self.labels.axis)
+
+    def _small(self, scores: Tensor, labels: Tensor) -> bool:
+        return (
+            scores.dim() == 2
+            and 0 < scores.numel() <= SMALL
+            and labels.numel() == scores.shape[0]
+            and scores.dtype == labels.dtype == torch.float32
+            and scores.device.type == labels.device.type == "cpu"
+            and scores.is_contiguous()
+            and labels.is_contiguous()
+        )
 
 
 @layer("SoftmaxWithLoss")

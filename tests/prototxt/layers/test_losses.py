@@ -249,3 +249,21 @@ def test_argmax_takes_the_last_of_equals_first(max_val: bool) -> None:
         np.testing.assert_array_equal(got[:, 1], [[7, 7, 3], [0, 0, 0]])
     (along,) = run(build(line[:-1] + "axis: 1 }", (2, 4)), x)
     np.testing.assert_array_equal(along, [[7, 7, 3], [0, 0, 0]] if max_val else [[2, 1, 0], [3, 2, 1]])
+
+
+@pytest.mark.parametrize("fields", ["", "ignore_label: 2", "ignore_label: 2 normalization: FULL"])
+def test_few_scores_and_many_give_one_loss_and_one_gradient(fields: str) -> None:
+    built = build(f'type: "SoftmaxWithLoss" loss_param {{ {fields} }}', (64, 10), (64,))
+    few = torch.randn(64, 10, generator=torch.Generator().manual_seed(3)) * 4
+    labels = torch.arange(64.0) % 10
+    many = torch.stack((few, few), 2)[:, :, 0]  # not contiguous: the way of many scores
+    losses, slopes = [], []
+    for scores in (few, many):
+        assert built.module._small(scores, labels) is (scores is few)
+        scores.requires_grad_()
+        loss = built.module(scores, labels)
+        (slope,) = torch.autograd.grad(loss, scores)
+        losses.append(loss.detach())
+        slopes.append(slope)
+    torch.testing.assert_close(losses[0], losses[1], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-5, atol=1e-8)
