@@ -110,7 +110,7 @@ def _train(argv: Sequence[str]) -> int:
     from shmtrain.handover import Console
     from shmtrain.options import ConfigError
 
-    if args.stuck <= 0:
+    if not args.stuck > 0:  # NaN, too
         p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
     try:
         config = TrainConfig.load(args.solver, _options(args))
@@ -137,7 +137,7 @@ def _options(args: argparse.Namespace) -> Options:
         warmup=args.warmup,
         smb=args.smb,
         job=args.job,
-        weights=(args.weights,) if args.weights else (),
+        weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,
         resume=args.resume,
         level=args.level,

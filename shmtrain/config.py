@@ -365,7 +365,9 @@ class _Solver:
             beside = Path(self.path).resolve().parent / os.path.basename(name)
             hint = f"; {beside} exists: run from its folder or write the path so" if beside.is_file() else ""
             raise self.error(f"{label} {name!r} not found: {tried} (relative to the working directory){hint}")
-        phase, level, stages = state.over(parse_net(name))
+        net = parse_net(name)
+        self.need(bool(net.layer), f"{label} {name!r} holds no layers")
+        phase, level, stages = state.over(net)
         return NetSource(f"{label}: {name}", name, None, phase, level, stages)
 
     # Snapshots, start, sharing ---------------------------------------------------------------------------

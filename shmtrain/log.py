@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -54,7 +55,8 @@ class Log:
         """Close the file; closing twice is fine."""
         with self._lock:
             for stream in self._own:
-                stream.close()
+                with suppress(OSError):  # what a full disk did not take; _send has said so
+                    stream.close()
             self._streams = [s for s in self._streams if s not in self._own]
             self._own = []
 
@@ -82,7 +84,16 @@ class Log:
             stream.flush()
         except (OSError, ValueError) as e:
             self._streams.remove(stream)
-            print(f"the log stops here: {getattr(stream, 'name', stream)}: {e}", file=sys.stderr)
+            tell(f"the log stops here: {getattr(stream, 'name', stream)}: {e}")
+
+
+def tell(text: str) -> None:
+    """One line on stderr. Where that is gone (a closed terminal, a pipe to ``head``) a training goes on."""
+    try:
+        print(text, file=sys.stderr)
+    except OSError:
+        with open(os.devnull, "wb") as nowhere:  # so that what is still buffered does not fail at the exit
+            os.dup2(nowhere.fileno(), 2)
 
 
 def outputs(names: Sequence[str], values: Sequence[float], weights: Sequence[float]) -> list[str]:

@@ -7,9 +7,11 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TextIO
 
+from shmtrain.log import tell
 from shmtrain.options import ConfigError
 
 
@@ -42,18 +44,23 @@ class Metrics:
             try:
                 self._file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
                 self._file.flush()
-            except OSError:
-                self._file = None
+            except OSError as e:
+                tell(f"the metrics stop here: {self._file.name}: {e}")
+                self._drop()
         if self._events is not None:
             for name, value in values.items():
                 if isinstance(value, (int, float)) and not isinstance(value, bool):
                     self._events.add_scalar(f"{kind}/{name}", value, iteration)
 
+    def _drop(self) -> None:
+        if self._file is not None:
+            with suppress(OSError):  # what a full disk did not take
+                self._file.close()
+            self._file = None
+
     def close(self) -> None:
         """Write what is buffered; closing twice is fine."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        self._drop()
         if self._events is not None:
             self._events.close()
             self._events = None

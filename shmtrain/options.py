@@ -10,6 +10,10 @@ from dataclasses import dataclass
 from shmtrain.lr_rule import DEFAULT_WARMUP
 
 SIGNAL_EFFECTS = ("stop", "snapshot", "none")
+MAX_WORKERS = 1024  # processes on one host
+MAX_THREADS = 1024  # OpenMP ends the process when it cannot start as many as it is told
+INT32 = (-(2**31), 2**31 - 1)  # max_iter and level in the schema
+SEEDS = (-(2**63), 2**64 - 1)  # what torch takes
 
 
 class ConfigError(ValueError):
@@ -61,8 +65,8 @@ def choice(what: str, value: str, allowed: Iterable[str]) -> str:
 
 def check_options(options: Options) -> None:
     """What is wrong with the command line whatever the solver file says."""
-    if options.workers < 1:
-        raise ConfigError(f"--workers {options.workers}: at least one worker is needed")
+    _check_texts(options)
+    _check_numbers(options)
     if sum((bool(options.snapshot), bool(options.weights), options.resume)) > 1:
         raise ConfigError(
             "give a snapshot to resume training from or weights to fine-tune, not both"
@@ -75,6 +79,32 @@ def check_options(options: Options) -> None:
         )
     for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
         choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
-    for flag, count in (("threads", options.threads), ("max-iter", options.max_iter)):
-        if count is not None and count < 1:
-            raise ConfigError(f"--{flag} {count}: must be at least 1")
+
+
+def _check_texts(options: Options) -> None:
+    """An empty one is a shell variable that was not set: what it should have said must not be passed over."""
+    texts = {"weights": ",".join(options.weights) if options.weights else None} | {
+        flag: getattr(options, flag.replace("-", "_"))
+        for flag in ("snapshot", "smb", "job", "lr-rule", "log-dir", "tensorboard")
+    }
+    for flag, text in texts.items():
+        if text is not None and not text.strip(", "):
+            raise ConfigError(f"--{flag} {text!r}: is empty")
+
+
+def _check_numbers(options: Options) -> None:
+    if options.workers < 1:
+        raise ConfigError(f"--workers {options.workers}: at least one worker is needed")
+    limits = {
+        "workers": (1, MAX_WORKERS),
+        "threads": (1, MAX_THREADS),
+        "max-iter": (1, INT32[1]),
+        "level": INT32,
+        "seed": SEEDS,
+    }
+    for flag, (lowest, highest) in limits.items():
+        number = getattr(options, flag.replace("-", "_"))
+        if number is not None and number < lowest and lowest == 1:
+            raise ConfigError(f"--{flag} {number}: must be at least 1")
+        if number is not None and not lowest <= number <= highest:
+            raise ConfigError(f"--{flag} {number}: must lie in {lowest}..{highest}")

@@ -124,11 +124,11 @@ def read_state(path: str) -> State:
         raise SnapshotError(f"snapshot {os.path.abspath(path)} does not exist")
     try:
         message = caffemodel.read_message(path, "SolverState")
+        history = [caffemodel.blob_array(blob) for blob in message.history]
     except PrototxtError as e:
         raise _not_a_state(path, str(e)) from e
     if not message.HasField("iter"):
         raise _not_a_state(path, "it has no iteration")
-    history = [caffemodel.blob_array(blob) for blob in message.history]
     learned = message.learned_net if message.HasField("learned_net") else None
     return State(message.iter, message.current_step, learned, history)
 

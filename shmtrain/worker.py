@@ -21,7 +21,7 @@ from shmtrain.group import Column, Member, Progress, State
 from shmtrain.handover import Console, Handover, counter_key, worker_threads
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
-from shmtrain.log import Log, number
+from shmtrain.log import Log, number, tell
 from shmtrain.options import ConfigError
 from shmtrain.reports import Reports
 from shmtrain.rescue import Rescue
@@ -60,7 +60,7 @@ def _loop(trainer: Trainer, console: Console) -> None:
         trainer.close()
     if trainer.reports.bar is not None:
         trainer.reports.bar.close()
-        print(_came_to(summary), file=sys.stderr)
+        tell(_came_to(summary))
 
 
 def _came_to(summary: Summary) -> str:

@@ -36,6 +36,8 @@ USAGE = [
     (["solver.prototxt", "--warmup", "-1"], "--warmup -1 is below 0"),
     (["solver.prototxt", "--threads", "0"], "--threads 0: must be at least 1"),
     (["solver.prototxt", "--stuck", "0"], "--stuck 0: must be above 0 seconds"),
+    (["solver.prototxt", "--stuck", "nan"], "--stuck nan: must be above 0 seconds"),
+    (["solver.prototxt", "--weights", ""], "--weights '': is empty"),
     (["solver.prototxt", "--max-iter", "0"], "--max-iter 0: must be at least 1"),
     (["solver.prototxt", "--weights", "none.caffemodel"], "none.caffemodel does not exist"),
     (["solver.prototxt", "--snapshot", "none.solverstate"], "none.solverstate does not exist"),

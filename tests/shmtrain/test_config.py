@@ -23,6 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a net file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.prototxt").write_text(NET)
+    (tmp_path / "empty.prototxt").write_text("")
     return tmp_path
 
 
@@ -53,6 +54,7 @@ FAULTS = {
     "rms_decay of 1": (GOOD + 'type: "RMSProp" rms_decay: 1\n', "rms_decay 1 must lie in [0, 1)"),
     "Adam without decay": (GOOD + 'type: "Adam" momentum2: 1\n', "momentum2 1 must lie in [0, 1) with Adam"),
     "regularization": (GOOD + 'regularization_type: "L3"\n', "regularization_type 'L3' is unknown (allowed: L1, L2)"),
+    "no layers": (GOOD.replace("net.prototxt", "empty.prototxt"), "training net from net file 'empty.prototxt' holds no layers"),
     "iter_size 0": (GOOD + "iter_size: 0\n", "iter_size 0 must be at least 1"),
     "average_loss 0": (GOOD + "average_loss: 0\n", "average_loss 0 must be at least 1"),
     "negative max_iter": (changed("max_iter: 10", "max_iter: -1"), "max_iter -1 is below 0"),
@@ -79,6 +81,17 @@ def test_a_wrong_solver_file_is_refused_with_its_message(fault: str) -> None:
 
 WRONG_OPTIONS = {
     "no worker": (Options(workers=0), "--workers 0: at least one worker is needed"),
+    "too many workers": (Options(workers=1_000_000), "--workers 1000000: must lie in 1..1024"),
+    "too many threads": (Options(threads=100_000_000), "--threads 100000000: must lie in 1..1024"),
+    "max_iter beyond the field": (Options(max_iter=99_999_999_999), "--max-iter 99999999999: must lie in 1..2147483647"),
+    "level beyond the field": (Options(level=-(2**31) - 1), "--level -2147483649: must lie in -2147483648..2147483647"),
+    "seed beyond the generator": (Options(seed=2**64), "--seed 18446744073709551616: must lie in "),
+    "empty weights": (Options(weights=("",)), "--weights '': is empty"),
+    "weights of a comma": (Options(weights=(",",)), "--weights ',': is empty"),
+    "empty snapshot": (Options(snapshot=""), "--snapshot '': is empty"),
+    "empty smb": (Options(smb=""), "--smb '': is empty"),
+    "empty job": (Options(workers=2, job=""), "--job '': is empty"),
+    "empty log folder": (Options(log_dir=""), "--log-dir '': is empty"),
     "alpha of 0": (Options(workers=2, alpha=0.0), "--alpha 0 is out of range: alpha must lie between 0 and 1"),
     "alpha nan": (Options(workers=2, alpha=float("nan")), "--alpha nan is out of range"),
     "tau of 0": (Options(workers=2, tau=0), "--tau 0 is out of range: tau must be at least 1"),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -63,6 +66,30 @@ def test_a_log_on_a_full_disk_is_dropped_with_one_line_and_the_others_go_on(
     log.info("two")
     assert good.getvalue().count("\n") == 2
     assert capsys.readouterr().err.count("full.log") == 1
+
+
+def test_a_full_disk_does_not_make_a_finished_training_fail(capsys: pytest.CaptureFixture[str]) -> None:
+    with Log(path="/dev/full") as log:
+        log.info("one")
+    metrics = Metrics("/dev/full")
+    metrics.write("train", 1, {"loss": 1.0})
+    metrics.close()
+    said = capsys.readouterr().err.splitlines()
+    assert [line.split(":")[0] for line in said] == ["the log stops here", "the metrics stop here"]
+
+
+def test_a_training_outlives_the_reader_of_its_log() -> None:
+    """``shmtrain solver.prototxt 2>&1 | head -1``: nobody reads stderr any more."""
+    script = (
+        "import sys; from shmtrain.log import Log; log = Log([sys.stderr])\n"
+        "for line in 'abc': log.info(line)\n"
+        "sys.exit(3)"
+    )
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write, "wb") as nobody:
+        ended = subprocess.run([sys.executable, "-c", script], stderr=nobody, check=False)
+    assert ended.returncode == 3
 
 
 def test_metrics_are_one_json_object_a_line_and_have_no_nan(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ def test_a_state_of_another_net_is_refused(folder: Path) -> None:
         other.restore("s_iter_1.solverstate")
 
 
-@pytest.mark.parametrize("content", [b"", b"not a state", b"\x08"])
+@pytest.mark.parametrize("content", [b"", b"not a state", b"\x08", b"\x08\x01\x1a\x05\x3a\x03\x0a\x01\x05"])
 def test_garbage_is_no_state(folder: Path, content: bytes) -> None:
     Path("x.solverstate").write_bytes(content)
     with pytest.raises(SnapshotError, match=r"x\.solverstate"):
