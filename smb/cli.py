@@ -111,6 +111,8 @@ def connect(options: argparse.Namespace) -> Box:
     from smb.embedded import running
     from smb.transport.base import Options
 
+    if options.address is not None and not options.address:
+        raise ValueError("--address '': is empty")  # a variable that was not set must not mean another daemon
     address = options.address or os.environ.get("SMB_ADDRESS")
     if address:
         return to(address, name="smb")
@@ -142,18 +144,40 @@ def stat(options: argparse.Namespace) -> int:
     return 0
 
 
-def get(options: argparse.Namespace) -> int:
+def _save(file: str, array: Any) -> None:
+    """Write the array; a file that the disk cannot hold does not stay.
+
+    Not by array.tofile, nor by numpy.save, which calls it: that says nothing when the last bytes fail.
+    """
+    import io
+
     import numpy as np
 
+    head = io.BytesIO()
+    if file.endswith(".npy"):
+        np.lib.format.write_array_header_1_0(head, np.lib.format.header_data_from_array_1_0(array))
+    try:
+        with open(file, "wb") as out:
+            try:
+                out.write(head.getvalue())
+                out.write(array.view(np.uint8).data)
+                out.flush()
+            except OSError:
+                if os.path.isfile(file):
+                    os.unlink(file)
+                raise
+    except OSError as error:
+        raise OSError(f"cannot write {file!r}: {error.strerror}") from error
+
+
+def get(options: argparse.Namespace) -> int:
     with connect(options) as box, box.attach(options.key, readonly=True) as segment:
         array = segment.read()
     if options.file == "-":
         sys.stdout.buffer.write(array.tobytes())
         sys.stdout.buffer.flush()
-    elif options.file.endswith(".npy"):
-        np.save(options.file, array, allow_pickle=False)
     else:
-        array.tofile(options.file)
+        _save(options.file, array)
     return 0
 
 
@@ -161,7 +185,12 @@ def _load(options: argparse.Namespace) -> Any:
     import numpy as np
 
     if options.file.endswith(".npy"):
-        return np.ascontiguousarray(np.load(options.file, allow_pickle=False)).reshape(-1)
+        try:
+            with open(options.file, "rb") as file:
+                array = np.lib.format.read_array(file, allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"{options.file}: no .npy file of numbers: {error}") from error
+        return np.ascontiguousarray(array).reshape(-1)
     if options.file == "-":
         data = sys.stdin.buffer.read()
     else:

@@ -26,7 +26,7 @@ def parse(text: str) -> int:
     number = text.strip().upper().removesuffix("IB").removesuffix("B")
     scale = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}.get(number[-1:], 1)
     digits = number.rstrip("KMGT")
-    if re.fullmatch(r"\d+(\.\d+)?", digits) and (count := int(float(digits) * scale)):
+    if re.fullmatch(r"\d{1,18}(\.\d+)?", digits) and (count := int(float(digits) * scale)):
         return count
     raise ValueError(f"{text!r} is no size such as 4G or 512M")
 

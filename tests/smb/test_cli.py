@@ -70,6 +70,8 @@ def test_ls_stat_and_free_show_and_remove(process: ServeProcess) -> None:
         (["put", "k", "-", "--dtype", "complex"], 1, "smb: dtype 'complex' is none of float32"),
         (["ls", "-a", "unix:/nowhere/b.sock"], 1, "smb: no daemon answers at /nowhere/b.sock: No such file"),
         (["ls", "-a", "tcp://h:1"], 1, "this version has no tcp transport"),
+        (["ls", "-a", ""], 1, "smb: --address '': is empty"),
+        (["serve", "--memory-limit", "9" * 400], 2, "9' is no size such as 4G or 512M"),
         (["serve", "--lease", "0"], 2, "'0' is no number of seconds above 0"),
         (["serve", "--memory-limit", "lots"], 2, "'lots' is no size such as 4G or 512M"),
         (["get", "k"], 2, "the following arguments are required: file"),
@@ -102,6 +104,27 @@ def test_a_file_with_objects_in_it_is_not_unpickled(process: ServeProcess, folde
     assert code == 1
     assert "Object arrays cannot be loaded" in error
     (folder / "evil.npy").unlink()
+
+
+def test_an_empty_file_is_named(process: ServeProcess, folder: Path) -> None:
+    (folder / "empty.npy").touch()
+    code, _, error = run("put", "c", str(folder / "empty.npy"), address=process.address)
+    assert code == 1
+    assert error.startswith(f"smb: {folder / 'empty.npy'}: no .npy file of numbers: ")
+    assert len(error.splitlines()) == 1
+    (folder / "empty.npy").unlink()
+
+
+@pytest.mark.parametrize("name", ["full", "full.npy"])
+def test_an_array_that_the_disk_does_not_take_is_no_success(
+    process: ServeProcess, folder: Path, name: str
+) -> None:
+    (folder / name).symlink_to("/dev/full")
+    with smb.connect(process.address) as box:
+        box.create("c", 10)
+        code, _, error = run("get", "c", str(folder / name), address=process.address)
+    assert (code, error) == (1, f"smb: cannot write '{folder / name}': No space left on device\n")
+    (folder / name).unlink()
 
 
 def test_without_a_daemon_there_is_a_hint(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
