@@ -32,6 +32,7 @@ from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
 LAST_ONES = 10.0  # seconds that the others may take to end once one worker has ended well
+SAVING = 120.0  # seconds that the workers may take to save the center of a lost box: it may be large
 PRELOAD = "shmtrain.preload"
 OK, FAILED = 0, 1
 
@@ -181,8 +182,10 @@ class _Launch:
     def _outlive(self, error: smb.TransportError) -> int:
         """The box is gone: the workers save the center and end, each for itself."""
         self._log.error(f"The memory box is gone ({error})")
-        until = time.monotonic() + LAST_ONES
-        while time.monotonic() < until and (left := [w for w in self._workers if w.process.is_alive()]):
+        until = time.monotonic() + SAVING
+        while left := [w for w in self._workers if w.process.is_alive()]:
+            if time.monotonic() > until or self._signals.stops > 1:
+                break
             self._wait(left)
         self._kill()
         return FAILED

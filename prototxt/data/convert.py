@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import lmdb
 import numpy as np
@@ -21,6 +22,8 @@ SIDE, CIFAR_CHANNELS, CIFAR_CLASSES = 32, 3, 10
 CIFAR_RECORD = 1 + CIFAR_CHANNELS * SIDE * SIDE  # label, then red, green and blue planes
 JPEG_NAMES = ("jpeg", "offset", "label")
 PUTS_A_COMMIT = 10_000
+# the last two: an .npy is no context manager, in Python 3.11 and before
+NO_NPZ = (OSError, ValueError, KeyError, EOFError, BadZipFile, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -97,8 +100,10 @@ def _read_jpegs(source: Path, part: str) -> Images:
     try:
         with np.load(source) as arrays:  # allow_pickle stays off
             data, offset, labels = (arrays[f"{part}_{name}"] for name in JPEG_NAMES)
-    except (OSError, ValueError, KeyError) as error:
+    except NO_NPZ as error:
         raise DataError(f"{source.absolute()} is no .npz of CIFAR-10 JPEGs: {error}") from error
+    if len(offset) != len(labels) + 1:
+        raise DataError(f"{source.absolute()}: {len(labels)} {part} labels, but {len(offset)} offsets")
     images = np.empty((len(labels), CIFAR_CHANNELS, SIDE, SIDE), np.uint8)
     for i in range(len(labels)):
         image = cv2.imdecode(data[offset[i] : offset[i + 1]], cv2.IMREAD_COLOR)
@@ -141,7 +146,10 @@ def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]], *, overwrit
         if folder.exists():
             shutil.rmtree(folder)
         new.rename(folder)
-    except (OSError, lmdb.Error) as error:
+    except lmdb.Error as error:  # it calls a full disk an input/output error
+        free = shutil.disk_usage(folder.parent).free >> 10
+        raise DataError(f"cannot write {folder}: {error} ({free} KiB are free there)") from error
+    except OSError as error:
         raise DataError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(new, ignore_errors=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import signal
@@ -11,12 +12,17 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import h5py
 import numpy as np
 import pytest
 
+import smb
 from prototxt import caffemodel
+from shmtrain import launch
+from shmtrain.log import Log
+from shmtrain.watch import Watched
 from tests.shmtrain.jobs import ENDLESS, HDF5, LAYERS, Job, gone, running, stop, train, write
 
 OutsideBox = tuple[subprocess.Popen[bytes], str]
@@ -246,6 +252,21 @@ def test_when_an_outside_box_dies_the_center_is_saved_and_the_job_fails(
     for rank in range(2):
         assert f"Worker {rank} (pid {pids[rank]}): the memory box is gone" in job.text
     assert len(rescued(tmp_path)) == 1
+
+
+def test_a_center_that_takes_long_to_save_is_not_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """When the box is gone, what the workers save may be hundreds of megabytes, and their disk slow."""
+    monkeypatch.setattr(launch, "LAST_ONES", 0.1)
+    job = launch._Launch(Mock(), Mock(), Log())
+    process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.6,))
+    process.start()
+    job._workers = [Watched(0, process)]
+    with job._signals:
+        assert job._outlive(smb.TransportError("it died")) == 1
+    process.join(5)
+    assert process.exitcode == 0
 
 
 def test_the_workers_do_not_outlive_the_launcher_where_the_box_lives_on(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import io
 import os
 import struct
 import subprocess
@@ -214,6 +215,30 @@ def test_an_npz_of_something_else_is_named_and_never_unpickled(
     np.savez(tmp_path / "o.npz", train_jpeg=np.array([object()], dtype=object))
     assert run("cifar10", "--from", tmp_path / "o.npz", "--out", tmp_path) == 1
     assert f"{tmp_path}/o.npz is no .npz of CIFAR-10 JPEGs: " in capsys.readouterr().err
+
+
+def _npz() -> bytes:
+    file = io.BytesIO()
+    np.savez(file, train_jpeg=np.zeros(9, np.uint8), train_offset=np.zeros(2, int), train_label=np.zeros(5))
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is no .npz of CIFAR-10 JPEGs"),
+        (_npz()[:200], "is no .npz of CIFAR-10 JPEGs"),
+        (_npz(), "5 train labels, but 2 offsets"),
+    ],
+    ids=["empty", "truncated", "other counts"],
+)
+def test_a_damaged_npz_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes, message: str
+) -> None:
+    pytest.importorskip("cv2", reason="needs opencv-python-headless")
+    (tmp_path / "c.npz").write_bytes(content)
+    assert run("cifar10", "--from", tmp_path / "c.npz", "--out", tmp_path) == 1
+    assert message in capsys.readouterr().err
 
 
 def test_ls_tells_what_an_lmdb_holds(make_lmdb: Any, capsys: pytest.CaptureFixture[str]) -> None:
