@@ -179,6 +179,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(f"skipped{'' if known else ', NOT NAMED'}: {report.nodeid}: {reason}")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Started in a shell's background, this process ignores Ctrl-C, and so does all that tests start."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     path = session.config.getoption("--named-skips")

@@ -147,9 +147,10 @@ class PaperSeasgd(_Spring):
 
     def _exchange(self) -> None:
         self._wait()
+        version = self._center.version
         self._center.read(self._global)
         elastic_pull(self._local, self._global, self._alpha, out=self._delta)
-        self._update.start(self._delta)
+        self._update.start(self._delta, version)
 
     def _wait(self) -> None:
         staleness = self._update.wait()

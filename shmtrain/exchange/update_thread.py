@@ -30,19 +30,23 @@ class UpdateThread:
         self._open_pair = open_pair
         self._changed = threading.Condition()
         self._delta: F32 | None = None
+        self._read = 0
         self._staleness: int | None = None
         self._closing = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="update", daemon=True)
         self._thread.start()
 
-    def start(self, delta: F32) -> None:
+    def start(self, delta: F32, read: int) -> None:
+        """Carry ``delta`` to the center; ``read`` is the version of the W_g that it was computed from."""
         with self._changed:
-            self._delta = delta
+            self._delta, self._read = delta, read
             self._changed.notify_all()
 
     def wait(self, timeout: float = TIMEOUT) -> int | None:
-        """Return when no increment is under way: the staleness met by the last one, or None when told before.
+        """Return when no increment is under way: the staleness of the last one, or None when told before.
+
+        It counts the updates of others that the center took between this worker's read and its increment.
 
         Raises the update thread's own error, and WaitTimeout after ``timeout`` seconds.
         """
@@ -64,12 +68,9 @@ class UpdateThread:
     def _run(self) -> None:
         try:
             own, center = self._open_pair()
-            version = center.version
             while (delta := self._next()) is not None:
                 own.write(delta)
-                after = center.accumulate(own)
-                self._done(after - version - 1)
-                version = after
+                self._done(center.accumulate(own) - self._read - 1)
         except (SmbError, OSError) as error:
             self._failed(error)
 

@@ -134,10 +134,6 @@ def test_the_papers_add_is_blind(box: smb.Box, address: str) -> None:
         def __init__(self, center: smb.Segment) -> None:
             self.center = center
 
-        @property
-        def version(self) -> int:
-            return self.center.version
-
         def accumulate(self, gated: Gated) -> int:
             return self.center.accumulate(gated.segment)
 
@@ -161,7 +157,7 @@ def test_the_papers_add_is_blind(box: smb.Box, address: str) -> None:
     want.center += deltas[0] + deltas[1]
     close(read(box), want.center)
     assert [w.stats.count for w in workers] == [1, 1]
-    assert sorted(w.stats.staleness for w in workers) == [0, 1]
+    assert sorted(w.stats.staleness for w in workers) == [0, 1]  # the second add meets the first
 
 
 def test_exchanges_at_once_keep_the_sum(open_worker: Open, box: smb.Box) -> None:
