@@ -2,7 +2,7 @@
 
 from glob import glob
 
-from pybind11.setup_helpers import Pybind11Extension
+from pybind11.setup_helpers import ParallelCompile, Pybind11Extension
 from setuptools import setup
 
 # -ffp-contract=off keeps every instruction-set variant bit-identical to numpy.
@@ -31,4 +31,5 @@ def extension(name: str, folder: str) -> Pybind11Extension:
     )
 
 
+ParallelCompile().install()  # as many compilers as cores
 setup(ext_modules=[extension("smb._native", "smb"), extension("prototxt._native", "layers")])
