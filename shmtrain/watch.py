@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing.context import ForkServerProcess
+from multiprocessing.process import BaseProcess
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -74,7 +74,7 @@ def unblock() -> None:
 class Watched:
     """One worker process, and when its steps last grew."""
 
-    def __init__(self, rank: int, process: ForkServerProcess) -> None:
+    def __init__(self, rank: int, process: BaseProcess) -> None:
         self.rank, self.process = rank, process
         self.ended = False
         self.told = False  # that it shall stop
