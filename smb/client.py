@@ -170,7 +170,7 @@ class Segment:
     def detach(self) -> None:
         """Let go of the segment; twice is fine. Nothing but detach may be called afterwards."""
         if self._box._forget(self):
-            self._end(f"segment {self.key!r} was detached")
+            self._end("it was detached")
             with contextlib.suppress(SmbError):  # a dead daemon has nothing to be told
                 self._box._call(protocol.Detach(self._number))
 
@@ -417,7 +417,7 @@ class Box:
         with self._lock:
             segments, self._segments = list(self._segments), weakref.WeakSet()
         for segment in segments:
-            segment._end(f"segment {segment.key!r}: {why}")
+            segment._end(why)
 
     def _orphan(self) -> None:
         """In a forked child."""
