@@ -36,10 +36,15 @@ def private(nbytes: int) -> F32:
     return array
 
 
-def timed(work: Callable[[], object]) -> float:
-    began = time.perf_counter()
+def timed(work: Callable[[], object], repeat: int = 3) -> list[float]:
+    """Seconds of each call after one that warms the caches, as the MPI ranks are measured too."""
     work()
-    return time.perf_counter() - began
+    times = []
+    for _ in range(repeat):
+        began = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - began)
+    return times
 
 
 class Exchanges:
@@ -50,10 +55,10 @@ class Exchanges:
         self.segment = box.create(f"bench/{mib}", count=nbytes // 4, initial=np.full(nbytes // 4, 0.5, "f"))
         self.local, self.other, self.center = private(nbytes), private(nbytes), private(nbytes)
 
-    def shm(self, threads: int) -> float:
+    def shm(self, threads: int) -> list[float]:
         return timed(lambda: self.segment.exchange(self.local, ALPHA, threads=threads))
 
-    def kernel(self, threads: int, check: bool = True) -> float:
+    def kernel(self, threads: int, check: bool = True) -> list[float]:
         return timed(lambda: _native.exchange(self.other, self.center, ALPHA, threads=threads, check=check))
 
 
@@ -65,8 +70,8 @@ class Small:
         self.local = private(4096)
         self.calls, self.batches = calls, batches
 
-    def exchange(self) -> float:
-        return statistics.median(self._batch() for _ in range(self.batches))
+    def exchange(self) -> list[float]:
+        return [statistics.median(self._batch() for _ in range(self.batches))]
 
     def _batch(self) -> float:
         exchange, local = self.segment.exchange, self.local
@@ -76,16 +81,16 @@ class Small:
         return (time.perf_counter() - began) / self.calls
 
 
-def prefault(nbytes: int, threads: int) -> float:
+def prefault(nbytes: int, threads: int) -> list[float]:
     """Making a new segment, its memory files and mappings included, less its unmapping."""
     began = time.perf_counter()
     mapping = Mapping.create(nbytes // 4, "float32", prefault_threads=threads)
     elapsed = time.perf_counter() - began
     mapping.close()
-    return elapsed
+    return [elapsed]
 
 
-def memset(nbytes: int) -> float:
+def memset(nbytes: int) -> list[float]:
     """One thread's memset of fresh private memory."""
     began = time.perf_counter()
     memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -95,7 +100,7 @@ def memset(nbytes: int) -> float:
     elapsed = time.perf_counter() - began
     del view
     memory.close()
-    return elapsed
+    return [elapsed]
 
 
 class Workers:
@@ -138,7 +143,7 @@ class Workers:
     def _bare_center(self, mib: int) -> F32:
         return np.frombuffer(mmap.mmap(self.centers[mib].payload_fd, mib * MIB), np.float32)
 
-    def run(self, count: int, mib: int, locked: bool, rounds: int) -> float:
+    def run(self, count: int, mib: int, locked: bool, rounds: int) -> list[float]:
         """Wall seconds of one exchange, all workers counted together."""
         pipes = self.pipes[:count]
         for pipe in pipes:
@@ -150,7 +155,7 @@ class Workers:
             pipe.send("go")
         for pipe in pipes:
             pipe.recv()
-        return (time.perf_counter() - began) / (count * rounds)
+        return [(time.perf_counter() - began) / (count * rounds)]
 
     def close(self) -> None:
         for pipe in self.pipes:
