@@ -20,6 +20,7 @@ from prototxt.errors import DataError
 
 SIDE, CIFAR_CHANNELS, CIFAR_CLASSES = 32, 3, 10
 CIFAR_RECORD = 1 + CIFAR_CHANNELS * SIDE * SIDE  # label, then red, green and blue planes
+MIXING_SEED = 0
 JPEG_NAMES = ("jpeg", "offset", "label")
 PUTS_A_COMMIT = 10_000
 # the last two: an .npy is no context manager, in Python 3.11 and before
@@ -66,7 +67,8 @@ def read_cifar10(source: Path, part: str) -> Images:
     """One part, "train" or "test", of CIFAR-10; the channels are red, green, blue as in the original files.
 
     source  the folder with the binary batches, or an .npz of JPEG images: PART_jpeg (all bytes), PART_offset
-            (image i is bytes offset[i] to offset[i + 1]), PART_label
+            (image i is bytes offset[i] to offset[i + 1]), PART_label; these are mixed, always in the same way,
+            as they may lie sorted by class and no net learns from batches of one class
     """
     if source.is_file():
         return _read_jpegs(source, part)
@@ -105,12 +107,13 @@ def _read_jpegs(source: Path, part: str) -> Images:
     if len(offset) != len(labels) + 1:
         raise DataError(f"{source.absolute()}: {len(labels)} {part} labels, but {len(offset)} offsets")
     images = np.empty((len(labels), CIFAR_CHANNELS, SIDE, SIDE), np.uint8)
-    for i in range(len(labels)):
+    mixed = np.random.default_rng(MIXING_SEED).permutation(len(labels))
+    for place, i in enumerate(mixed):
         image = cv2.imdecode(data[offset[i] : offset[i + 1]], cv2.IMREAD_COLOR)
         if image is None or image.shape != (SIDE, SIDE, CIFAR_CHANNELS):
             raise DataError(f"{source.absolute()}: {part} image {i} is no {SIDE}x{SIDE} JPEG")
-        images[i] = image[:, :, ::-1].transpose(2, 0, 1)  # decoded as blue, green, red
-    return _cifar(source, images, labels)
+        images[place] = image[:, :, ::-1].transpose(2, 0, 1)  # decoded as blue, green, red
+    return _cifar(source, images, labels[mixed])
 
 
 # LMDB and mean file --------------------------------------------------------------------------------------

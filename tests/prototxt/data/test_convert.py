@@ -187,10 +187,13 @@ def test_cifar_jpegs_become_red_green_and_blue_planes(tmp_path: Path) -> None:
         arrays[f"{part}_label"] = np.arange(count, dtype=np.uint8)
     np.savez(tmp_path / "c.npz", **arrays)
     assert run("cifar10", "--from", tmp_path / "c.npz", "--out", tmp_path) == 0
-    for i, (_, datum) in enumerate(records(tmp_path / "cifar10_train_lmdb")):
+    labels = []
+    for _, datum in records(tmp_path / "cifar10_train_lmdb"):
         planes = np.frombuffer(datum.data, np.uint8).reshape(3, 32, 32).mean(axis=(1, 2))
-        np.testing.assert_allclose(planes, [40 * i, 0, 250], atol=3)
-        assert datum.label == i
+        np.testing.assert_allclose(planes, [40 * datum.label, 0, 250], atol=3)
+        labels.append(datum.label)
+    assert sorted(labels) == [0, 1, 2, 3, 4]
+    assert labels != sorted(labels)  # a file sorted by class would give batches of one class
 
 
 @pytest.mark.parametrize(
