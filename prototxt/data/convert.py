@@ -67,7 +67,7 @@ def read_cifar10(source: Path, part: str) -> Images:
     """One part, "train" or "test", of CIFAR-10; the channels are red, green, blue as in the original files.
 
     source  the folder with the binary batches, or an .npz of JPEG images: PART_jpeg (all bytes), PART_offset
-            (image i is bytes offset[i] to offset[i + 1]), PART_label; these are mixed, always in the same way,
+            (image i is bytes offset[i] to offset[i + 1]), PART_label; these are mixed, always alike,
             as they may lie sorted by class and no net learns from batches of one class
     """
     if source.is_file():
