@@ -30,13 +30,15 @@ class Wiring:
 
 
 class Recurrent(nn.Module):
-    """The loop over time. Subclasses give the state's parts, and one step."""
+    """The loop over time, for blobs that begin with W_x, b[, W_static]. Subclasses give state and step."""
 
     parts: int  # tensors of shape (N, outputs) in the state
 
-    def __init__(self, wiring: Wiring) -> None:
+    def __init__(self, wiring: Wiring, blobs: list[nn.Parameter]) -> None:
         super().__init__()
         self.wiring = wiring
+        self.w_x, self.b = blobs[0], blobs[1]
+        self.w_static = blobs[2] if wiring.static else None
         self.state: State = ()
 
     def forward(self, *bottoms: Tensor) -> Tensor | tuple[Tensor, ...]:
@@ -63,7 +65,11 @@ class Recurrent(nn.Module):
         return tuple(x.new_zeros(x.shape[1], self.wiring.outputs) for _ in range(self.parts))
 
     def project(self, x: Tensor, static: Tensor | None) -> Tensor:
-        raise NotImplementedError
+        """What the input and, where there is one, the static input give to every step."""
+        y = functional.linear(x, self.w_x, self.b)
+        if static is None or self.w_static is None:
+            return y
+        return y + functional.linear(static, self.w_static)
 
     def step(self, inputs: Tensor, keep: Tensor, state: State) -> tuple[State, Tensor]:
         raise NotImplementedError
@@ -80,16 +86,8 @@ class LSTM(Recurrent):
     parts = 2  # h, c
 
     def __init__(self, wiring: Wiring, blobs: list[nn.Parameter]) -> None:
-        super().__init__(wiring)
-        self.w_x, self.b = blobs[0], blobs[1]
-        self.w_static = blobs[2] if wiring.static else None
+        super().__init__(wiring, blobs)
         self.w_h = blobs[-1]
-
-    def project(self, x: Tensor, static: Tensor | None) -> Tensor:
-        y = functional.linear(x, self.w_x, self.b)
-        if static is None or self.w_static is None:
-            return y
-        return y + functional.linear(static, self.w_static)
 
     def step(self, inputs: Tensor, keep: Tensor, state: State) -> tuple[State, Tensor]:
         h, c = state
@@ -101,16 +99,8 @@ class RNN(Recurrent):
     parts = 1  # h
 
     def __init__(self, wiring: Wiring, blobs: list[nn.Parameter]) -> None:
-        super().__init__(wiring)
-        self.w_x, self.b = blobs[0], blobs[1]
-        self.w_static = blobs[2] if wiring.static else None
+        super().__init__(wiring, blobs)
         self.w_h, self.w_o, self.b_o = blobs[-3], blobs[-2], blobs[-1]
-
-    def project(self, x: Tensor, static: Tensor | None) -> Tensor:
-        y = functional.linear(x, self.w_x, self.b)
-        if static is None or self.w_static is None:
-            return y
-        return y + functional.linear(static, self.w_static)
 
     def step(self, inputs: Tensor, keep: Tensor, state: State) -> tuple[State, Tensor]:
         (h,) = state

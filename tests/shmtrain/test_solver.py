@@ -168,12 +168,12 @@ def rate(policy: str, **numbers: object) -> LearningRate:
 
 @pytest.mark.parametrize("policy", sorted(POLICY))
 def test_a_policy_prints_the_rates_that_the_original_logged(
-    policy: str, shared: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = shared / "golden" / "cli"
     monkeypatch.chdir(folder)
     message = parse_solver(f"lr_{policy}.solver.prototxt")
-    message.snapshot_prefix = "/tmp/unused"
+    message.snapshot_prefix = str(tmp_path / "unused")
     config = TrainConfig.from_message(message, "lr.solver.prototxt")
     wanted = re.findall(r"Iteration (\d+), lr = (\S+)", (folder / f"lr_{policy}.txt").read_text())
     state = RateState()
