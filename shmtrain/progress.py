@@ -36,6 +36,7 @@ class Bar:
         shown = stream.isatty() if enabled is None else enabled
         self._images = images
         self._at, self._next = start, 0.0
+        self._look: Look | None = None
         self._speed = _Speed(start)
         self._bar: tqdm[None] | None = None
         if shown:
@@ -53,12 +54,15 @@ class Bar:
         """Move to ``done`` iterations of the job."""
         if self._bar is None:
             return
-        now = time.monotonic()
+        self._look, now = look, time.monotonic()
         if now < self._next and done < (self._bar.total or 0):
             return
         self._next = now + REFRESH
-        self._bar.set_postfix_str(self._text(look, self._speed.at(done, now) * self._images), refresh=False)
-        self._bar.update(done - self._at)
+        self._draw(self._bar, done, look, now)
+
+    def _draw(self, bar: tqdm[None], done: int, look: Look, now: float) -> None:
+        bar.set_postfix_str(self._text(look, self._speed.at(done, now) * self._images), refresh=False)
+        bar.update(done - self._at)
         self._at = done
 
     def say(self, text: str) -> None:
@@ -66,9 +70,14 @@ class Bar:
         if self._bar is not None:
             self._bar.write(text, file=self._bar.fp)
 
-    def close(self) -> None:
-        """Leave the last state on the terminal; closing twice is fine."""
+    def close(self, done: int | None = None) -> None:
+        """Leave the last state on the terminal; closing twice is fine.
+
+        done   iterations of the job: the last ones may be others' than the worker's whose bar this is
+        """
         if self._bar is not None:
+            if done is not None and self._look:
+                self._draw(self._bar, done, self._look, time.monotonic())
             self._bar.close()
             self._bar = None
 

@@ -59,7 +59,7 @@ def _loop(trainer: Trainer, console: Console) -> None:
     finally:
         trainer.close()
     if trainer.reports.bar is not None:
-        trainer.reports.bar.close()
+        trainer.reports.bar.close(summary.iterations)
         tell(_came_to(summary))
 
 

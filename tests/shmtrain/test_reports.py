@@ -131,6 +131,16 @@ def test_the_bar_shows_loss_rate_speed_exchange_and_staleness() -> None:
         assert part in text
 
 
+def test_the_bar_ends_at_what_the_whole_job_did() -> None:
+    stream = io.StringIO()
+    bar = Bar(100, 0, images=64, stream=stream, enabled=True)
+    bar.update(97, Look(loss=0.25, rate=0.01))  # this worker's last one
+    bar.update(98, Look(loss=0.5, rate=0.01))  # too soon after the one before to be drawn
+    bar.close(100)
+    assert "100/100" in stream.getvalue()
+    assert "loss 0.5" in stream.getvalue()
+
+
 def test_the_bar_is_silent_where_there_is_no_terminal() -> None:
     stream = io.StringIO()
     bar = Bar(100, 0, images=64, stream=stream)
