@@ -60,3 +60,7 @@ class ProtocolError(RequestError):
 
 class Closed(RequestError):
     """The object was closed or detached before."""
+
+
+class Restarted(RequestError):
+    """The daemon restarted, or the lease ended: the operation under way was dropped; the box is usable."""

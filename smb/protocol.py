@@ -3,47 +3,41 @@
 A frame is a header and a body. The header (20 bytes, little endian) holds the magic ``SMB1``, the operation's
 code, a status (0 in requests and in good replies, else a code of ERRORS), the request's number, which the
 reply repeats, and the length of the body. The body is the operation's fields, one after the other, as the
-dataclasses below lay them out. A reply of status != 0 has a ``Failure`` as its body. Descriptors travel
-beside a reply's first byte (SCM_RIGHTS).
+dataclasses of records.py lay them out. A reply of status != 0 has a ``Failure`` as its body. Descriptors
+travel beside a reply's first byte (SCM_RIGHTS), to a client that asked for them in its Hello ("mapped").
+
+A client without descriptors moves data by the operations 18 to 25. The heads of these are numbers only; the
+elements follow behind the head (``Operation.payload``), and the header's length counts both. A *stream* is
+what one client thread says to the daemon; it belongs to a session and outlives its connections. Frames
+that have no reply when a connection breaks are sent again on the next one: the daemon applies each update
+once, by its ``sequence``, and answers a control request that it has answered already by the same frame,
+found by the header's number. So a stream's request numbers rise over all its connections.
 
 A body that breaks its layout is answered by ProtocolError and the connection stays usable; a header that
 breaks the framing ends the connection, since nobody knows where the next frame starts.
 """
 
+# ruff: noqa: F403, F405
+
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, NamedTuple
+from typing import NamedTuple
 
 from smb import errors
 from smb.errors import ProtocolError, SmbError
-from smb.layout import Blob, Choice, Number, Rows, Text, Truth, put, unpack
+from smb.layout import put, unpack
+from smb.records import *  # users write protocol.Create
 
-VERSION = 1
+VERSION = 2
 MAGIC = b"SMB1"
 HEADER = struct.Struct("<4sHHQI")
 MAX_REQUEST = 1 << 20  # bytes of a request's body
 MAX_REPLY = 1 << 26  # bytes of a reply's body: a list of all segments is the longest
-MAX_META = 1 << 16
-MAX_SECONDS = 1e9
-MAX_PARTIES = 1 << 16
-
-DTYPES = {
-    "float32": 4,
-    "float64": 8,
-    "float16": 2,
-    "int64": 8,
-    "int32": 4,
-    "int16": 2,
-    "int8": 1,
-    "uint64": 8,
-    "uint32": 4,
-    "uint16": 2,
-    "uint8": 1,
-}  # name -> bytes of an element; the order is the wire's
-LIFETIMES = ("owner", "attached", "stay")
+MAX_PIECE = 1 << 20  # bytes of elements that one data frame carries
+MAX_HEAD = 64  # bytes of a data operation's head
+WINDOW = 64  # frames of a stream that may be under way without an acknowledged reply
 
 ERRORS: dict[int, type[SmbError]] = {
     1: errors.RequestError,
@@ -58,227 +52,11 @@ ERRORS: dict[int, type[SmbError]] = {
     10: errors.WaitTimeout,
     11: errors.ProtocolError,
     12: errors.Closed,
+    13: errors.Restarted,
     100: errors.TransportError,
     101: errors.SmbError,
 }
 _CODES = {kind: code for code, kind in ERRORS.items()}
-
-U16 = Annotated[int, Number("H", 0, 2**16 - 1)]
-U32 = Annotated[int, Number("I", 0, 2**32 - 1)]
-U64 = Annotated[int, Number("Q", 0, 2**64 - 1)]
-I64 = Annotated[int, Number("q", -(2**63), 2**63 - 1)]
-Count = Annotated[int, Number("Q", 1, 2**48)]
-Parties = Annotated[int, Number("I", 1, MAX_PARTIES)]
-Seconds = Annotated[float, Number("d", 0.0, MAX_SECONDS)]
-Flag = Annotated[bool, Truth()]
-Key = Annotated[str, Text(255, key=True)]
-Name = Annotated[str, Text(255)]
-Message = Annotated[str, Text(1 << 16)]
-Meta = Annotated[bytes, Blob(MAX_META)]
-Dtype = Annotated[str, Choice(tuple(DTYPES))]
-Lifetime = Annotated[str, Choice(LIFETIMES)]
-
-
-# Layouts -------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Done:
-    """Nothing to say."""
-
-
-@dataclass(frozen=True)
-class Bye:
-    """Ends the session."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """Why a request was refused; the header's status names the error's class."""
-
-    message: Message
-
-
-@dataclass(frozen=True)
-class Hello:
-    """Opens a session, or joins one with another connection of the same process."""
-
-    version: U16
-    session: U64  # 0 asks for a new one
-    secret: U64  # what Welcome gave; 0 for a new session
-    name: Name  # for messages and `smb ls -v`
-
-
-@dataclass(frozen=True)
-class Welcome:
-    session: U64
-    secret: U64
-    pid: U32  # the daemon's
-    lease: Seconds
-
-
-@dataclass(frozen=True)
-class Create:
-    """Makes a segment, or with or_attach joins an equal one."""
-
-    key: Key
-    count: Count
-    dtype: Dtype
-    lifetime: Lifetime
-    meta: Meta
-    or_attach: Flag
-    publish: Flag  # False: the creator fills the payload first and then sends Publish
-    timeout: Seconds  # how long to wait for another creator's Publish
-
-
-@dataclass(frozen=True)
-class Opened:
-    segment: U64  # the number that Publish, Detach and Stuck name
-    created: Flag
-    count: Count
-    dtype: Dtype
-    lifetime: Lifetime
-    meta: Meta
-
-
-@dataclass(frozen=True)
-class Publish:
-    segment: U64
-
-
-@dataclass(frozen=True)
-class Attach:
-    key: Key
-    readonly: Flag
-    compare: Flag  # True: refuse unless the segment's meta equals this one's
-    meta: Meta
-
-
-@dataclass(frozen=True)
-class Detach:
-    segment: U64
-
-
-@dataclass(frozen=True)
-class Free:
-    key: Key
-
-
-@dataclass(frozen=True)
-class StatOf:
-    key: Key
-
-
-@dataclass(frozen=True)
-class Stat:
-    """One segment as the daemon knows it."""
-
-    key: Key
-    count: Count  # elements
-    dtype: Dtype
-    lifetime: Lifetime
-    meta: Meta
-    version: U64  # completed updates
-    nbytes: U64
-    sessions: U32  # attached now
-    owner: U32  # pid of the creator, 0 when its session is over
-    age: Seconds  # since it was made
-
-
-@dataclass(frozen=True)
-class ListOf:
-    prefix: Name
-
-
-@dataclass(frozen=True)
-class Listing:
-    segments: Annotated[tuple[Stat, ...], Rows(Stat)]
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """Asks for the sessions."""
-
-
-@dataclass(frozen=True)
-class KeyRow:
-    key: Key
-
-
-@dataclass(frozen=True)
-class SessionRow:
-    pid: U32
-    name: Name
-    segments: Annotated[tuple[KeyRow, ...], Rows(KeyRow)]
-
-
-@dataclass(frozen=True)
-class SessionList:
-    sessions: Annotated[tuple[SessionRow, ...], Rows(SessionRow)]
-
-
-@dataclass(frozen=True)
-class Add:
-    key: Key
-    amount: I64  # 0 reads the counter
-
-
-@dataclass(frozen=True)
-class Value:
-    value: I64  # before the addition; after the wait
-
-
-@dataclass(frozen=True)
-class Await:
-    """Waits until the counter is at least ``value``."""
-
-    key: Key
-    value: I64
-    timeout: Seconds
-
-
-@dataclass(frozen=True)
-class Barrier:
-    name: Key
-    parties: Parties
-    timeout: Seconds
-
-
-@dataclass(frozen=True)
-class Lock:
-    name: Key
-    token: U64  # one acquisition; Unlock names it again
-    timeout: Seconds
-
-
-@dataclass(frozen=True)
-class Unlock:
-    name: Key
-    token: U64
-
-
-@dataclass(frozen=True)
-class Stuck:
-    """A client waits for a chunk lock; sent again each second while it does."""
-
-    segment: U64
-    chunk: U64
-    thread: U32  # the holder's thread id, as the lock word has it
-
-
-@dataclass(frozen=True)
-class Mend:
-    """A reader found a chunk that a dead writer left half-written."""
-
-    segment: U64
-
-
-@dataclass(frozen=True)
-class Verdict:
-    killed: Flag
-    seconds: Seconds  # for how long the daemon knows the holder to be stuck
-    holder: Name
-
 
 # The table -----------------------------------------------------------------------------------------------
 
@@ -287,8 +65,12 @@ class Operation(NamedTuple):
     code: int
     request: type
     reply: type
-    descriptors: int  # how many travel with a good reply
+    descriptors: int  # how many travel with a good reply to a mapped client
     about: str
+    payload: str = ""  # where elements follow a record: "request", "reply" or "both"
+    once: bool = (
+        False  # a control request that changes something: sent again, it is answered by the same frame
+    )
 
 
 def _table(*rows: Operation) -> dict[int, Operation]:
@@ -298,23 +80,36 @@ def _table(*rows: Operation) -> dict[int, Operation]:
 OPERATIONS = _table(
     Operation(1, Hello, Welcome, 1, "open or join a session; the descriptor is the daemon's life word"),
     Operation(2, Bye, Done, 0, "end the session: owned segments are freed, locks and places released"),
-    Operation(3, Create, Opened, 2, "make a segment; descriptors: control and payload"),
-    Operation(4, Publish, Done, 0, "give the created segment its name; its initial values are in place"),
-    Operation(5, Attach, Opened, 2, "join a segment; descriptors: control and payload"),
-    Operation(6, Detach, Done, 0, "leave a segment"),
-    Operation(7, Free, Done, 0, "take the key away; the memory goes when the last session detaches"),
+    Operation(3, Create, Opened, 2, "make a segment; descriptors: control and payload", once=True),
+    Operation(
+        4, Publish, Done, 0, "give the created segment its name; its initial values are in place", once=True
+    ),
+    Operation(5, Attach, Opened, 2, "join a segment; descriptors: control and payload", once=True),
+    Operation(6, Detach, Done, 0, "leave a segment", once=True),
+    Operation(
+        7, Free, Done, 0, "take the key away; the memory goes when the last session detaches", once=True
+    ),
     Operation(8, StatOf, Stat, 0, "one segment's figures"),
     Operation(9, ListOf, Listing, 0, "the figures of all segments whose key starts with a prefix"),
     Operation(10, Sessions, SessionList, 0, "the sessions and what they are attached to"),
-    Operation(11, Add, Value, 0, "add to a counter, which starts at 0; gives the value before"),
+    Operation(11, Add, Value, 0, "add to a counter, which starts at 0; gives the value before", once=True),
     Operation(12, Await, Value, 0, "wait for a counter"),
-    Operation(13, Barrier, Done, 0, "wait until that many have come"),
-    Operation(14, Lock, Done, 0, "take a named lock; its holder's death releases it"),
-    Operation(15, Unlock, Done, 0, "release a named lock, or withdraw from waiting for it"),
+    Operation(13, Barrier, Done, 0, "wait until that many have come", once=True),
+    Operation(14, Lock, Done, 0, "take a named lock; its holder's death releases it", once=True),
+    Operation(15, Unlock, Done, 0, "release a named lock, or withdraw from waiting for it", once=True),
     Operation(16, Stuck, Verdict, 0, "report the holder of a chunk lock that lets others wait"),
     Operation(17, Mend, Done, 0, "ask for chunks that dead writers left to be made whole"),
+    Operation(18, Read, Done, 0, "copy a range out of a segment", "reply"),
+    Operation(19, Write, Applied, 0, "copy into a range of a segment", "request"),
+    Operation(20, Accumulate, Applied, 0, "add to a range of a segment", "request"),
+    Operation(21, Exchange, Applied, 0, "the elastic move with a range of a segment", "both"),
+    Operation(22, AccumulateFrom, Applied, 0, "add one segment to another"),
+    Operation(23, VersionOf, Applied, 0, "a segment's completed updates"),
+    Operation(24, WaitVersion, Applied, 0, "wait until a segment has had so many updates"),
+    Operation(25, Acknowledge, Done, 0, "forget remembered replies; keep the lease"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}
+DATA = frozenset({18, 19, 20, 21, 22, 23, 25})  # answered by a stream's native loop, not by the service
 
 
 class Header(NamedTuple):

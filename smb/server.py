@@ -235,7 +235,7 @@ class Connection:
         else:
             self._session = self._daemon.begin(peer.pid, request.name, peer.pidfd(self._socket))
         session = self._session
-        return protocol.Welcome(session.number, session.secret, os.getpid(), store.lease)
+        return protocol.Welcome(session.number, session.secret, 0, os.getpid(), store.lease)
 
     def shutdown(self) -> None:
         with contextlib.suppress(OSError):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from smb import protocol
+from smb.errors import NotSupported
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
 from smb.store import Entry, Store
@@ -49,7 +50,10 @@ class Service:
 
     def answer(self, ticket: Ticket, request: object) -> Answer:
         """Do what ``request`` asks in the ticket's session. Raises RequestError."""
-        return self._operations[type(request)](ticket, request)
+        operation = self._operations.get(type(request))
+        if operation is None:
+            raise NotSupported(f"{type(request).__name__} is for clients that do not map their segments")
+        return operation(ticket, request)
 
     def _bye(self, ticket: Ticket, request: protocol.Bye) -> Answer:
         self.store.end_session(ticket.session)

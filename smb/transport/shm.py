@@ -138,7 +138,9 @@ class ShmTransport:
 
     def _connect(self) -> Connection:
         connection = Connection(self._path, self._options.timeout)
-        hello = protocol.Hello(protocol.VERSION, self._session, self._secret, self._options.name)
+        hello = protocol.Hello(
+            protocol.VERSION, self._session, self._secret, 0, True, os.getpid(), self._options.name
+        )
         descriptors: list[int] = []
         try:
             welcome: protocol.Welcome = connection.request(hello, self._options.timeout, descriptors)

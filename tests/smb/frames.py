@@ -16,6 +16,10 @@ KEYS = [f"fuzz/{letter}" for letter in "abcdefgh"]
 PATIENCE = 1.0  # seconds to wait for an answer; a valid request may ask the daemon to wait for ever
 
 
+def hello(session: int = 0, secret: int = 0, name: str = "x", mapped: bool = True) -> protocol.Hello:
+    return protocol.Hello(protocol.VERSION, session, secret, 0, mapped, 1, name)
+
+
 @dataclass
 class Frame:
     data: bytes
@@ -143,8 +147,8 @@ class Attacker:
         sock.settimeout(PATIENCE)
         sock.connect(self.path)
         if greet:
-            hello = protocol.Hello(protocol.VERSION, self.session, self.secret, "fuzz")
-            sock.sendall(protocol.pack(1, 1, hello))
+            greeting = hello(self.session, self.secret, "fuzz")
+            sock.sendall(protocol.pack(1, 1, greeting))
             _, welcome = self.reply(sock) or (None, None)
             assert isinstance(welcome, protocol.Welcome)
             self.session, self.secret = welcome.session, welcome.secret

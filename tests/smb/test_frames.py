@@ -7,6 +7,7 @@ import socket
 import struct
 import time
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 import smb
 from smb import layout, protocol
 from smb.protocol import HEADER, MAGIC, OPERATIONS
-from tests.smb.frames import Attacker, Frames
+from tests.smb.frames import Attacker, Frames, hello
 from tests.smb.processes import ServeProcess, state, wait_for
 
 FRAMES = 500
@@ -78,13 +79,13 @@ WRONG = {
     "cut body": (HEADER.pack(MAGIC, 11, 0, 1, 4) + ADD[:4], "Add.key: 1 bytes expected", True),
     "long body": (HEADER.pack(MAGIC, 11, 0, 1, len(ADD) + 3) + ADD + b"abc", "Add: 3 bytes too many", True),
     "second Hello": (
-        protocol.pack(1, 1, protocol.Hello(protocol.VERSION, 0, 0, "x")),
+        protocol.pack(1, 1, hello()),
         "this connection has a session already",
         True,
     ),
     "another version": (
-        protocol.pack(1, 1, protocol.Hello(9, 0, 0, "x")),
-        "the daemon speaks protocol version 1, not 9",
+        protocol.pack(1, 1, replace(hello(), version=9)),
+        "the daemon speaks protocol version 2, not 9",
         True,
     ),
     "a segment of others": (protocol.pack(6, 1, protocol.Detach(1)), "attached to no segment 1", True),
@@ -124,7 +125,7 @@ def test_a_session_is_joined_by_its_own_process_with_its_secret_only(
     attacker = Attacker(str(folder / "box.sock"))
     for number, secret in ((session.number, session.secret ^ 1), (session.number + 99, session.secret)):
         with attacker.open(greet=False) as sock:
-            sock.sendall(protocol.pack(1, 1, protocol.Hello(protocol.VERSION, number, secret, "thief")))
+            sock.sendall(protocol.pack(1, 1, hello(number, secret, "thief")))
             header, _ = attacker.reply(sock) or pytest.fail("no answer")
             assert protocol.ERRORS[header.status] is smb.NotPermitted
     attacker.close()
