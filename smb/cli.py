@@ -17,6 +17,8 @@ import smb
 if TYPE_CHECKING:
     from smb.client import Box
 
+    Commands = argparse._SubParsersAction[argparse.ArgumentParser]
+
 STAT = ("key", "count", "dtype", "nbytes", "lifetime", "version", "sessions", "owner", "age", "meta")
 EPILOG = "ADDRESS is unix:PATH; without it $SMB_ADDRESS, else the user's own daemon at the default socket."
 
@@ -82,7 +84,28 @@ def parser() -> argparse.ArgumentParser:
     put.add_argument("--dtype", default="float32", help="of raw elements (default: float32)")
     free = commands.add_parser("free", parents=[client], help="take a segment's key away", epilog=EPILOG)
     free.add_argument("key", nargs="+")
+    add_doctor(commands)
     return top
+
+
+def transport(text: str) -> str:
+    if text not in ("shm", "tcp", "rdma"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of shm, tcp, rdma")
+    return text
+
+
+def add_doctor(commands: Commands) -> None:
+    doctor = commands.add_parser(
+        "doctor", help="say which transports work here, why not, and what to do; exit code 0 when they work"
+    )
+    doctor.add_argument(
+        "transport",
+        nargs="*",
+        type=transport,
+        metavar="TRANSPORT",
+        help="shm, tcp or rdma: which must work (default: shm, tcp, and rdma where there is a device)",
+    )
+    doctor.add_argument("--json", action="store_true", help="all findings as one JSON object")
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -228,7 +251,13 @@ def free(options: argparse.Namespace) -> int:
     return 0
 
 
-COMMANDS = {"serve": serve, "ls": ls, "stat": stat, "get": get, "put": put, "free": free}
+def doctor(options: argparse.Namespace) -> int:
+    from smb.doctor import run
+
+    return run(options)
+
+
+COMMANDS = {"doctor": doctor, "serve": serve, "ls": ls, "stat": stat, "get": get, "put": put, "free": free}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
