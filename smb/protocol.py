@@ -35,9 +35,6 @@ MAGIC = b"SMB1"
 HEADER = struct.Struct("<4sHHQI")
 MAX_REQUEST = 1 << 20  # bytes of a request's body
 MAX_REPLY = 1 << 26  # bytes of a reply's body: a list of all segments is the longest
-MAX_PIECE = 1 << 20  # bytes of elements that one data frame carries
-MAX_HEAD = 64  # bytes of a data operation's head
-WINDOW = 64  # frames of a stream that may be under way without an acknowledged reply
 
 ERRORS: dict[int, type[SmbError]] = {
     1: errors.RequestError,
@@ -107,9 +104,11 @@ OPERATIONS = _table(
     Operation(23, VersionOf, Applied, 0, "a segment's completed updates"),
     Operation(24, WaitVersion, Applied, 0, "wait until a segment has had so many updates"),
     Operation(25, Acknowledge, Done, 0, "forget remembered replies; keep the lease"),
+    Operation(30, Challenge, Challenged, 0, "exchange nonces, where a token is asked for; before Hello"),
+    Operation(31, Prove, Proved, 0, "prove to have the token; the daemon then proves the same; before Hello"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}
-DATA = frozenset({18, 19, 20, 21, 22, 23, 25})  # answered by a stream's native loop, not by the service
+DATA = frozenset({18, 19, 20, 21, 22, 25})  # answered by a stream's native loop, not by the service
 
 
 class Header(NamedTuple):

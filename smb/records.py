@@ -7,9 +7,12 @@ from typing import Annotated
 
 from smb.layout import Blob, Choice, Number, Rows, Text, Truth
 
+MAX_PIECE = 1 << 20  # bytes of elements that one data frame carries
+MAX_HEAD = 64  # bytes of a data operation's head
 MAX_META = 1 << 16
 MAX_SECONDS = 1e9
 MAX_PARTIES = 1 << 16
+NONCE = 32  # bytes of a nonce and of a proof
 
 DTYPES = {
     "float32": 4,
@@ -25,13 +28,15 @@ DTYPES = {
     "uint8": 1,
 }  # name -> bytes of an element; the order is the wire's
 LIFETIMES = ("owner", "attached", "stay")
-WIRES = ("float32", "bfloat16", "float16", "int8")  # what increments may travel as
+WIRES = ("float32", "bfloat16", "float16", "int8", "anew")  # anew: float32 that also starts the shadow
 
 U16 = Annotated[int, Number("H", 0, 2**16 - 1)]
 U32 = Annotated[int, Number("I", 0, 2**32 - 1)]
 U64 = Annotated[int, Number("Q", 0, 2**64 - 1)]
 I64 = Annotated[int, Number("q", -(2**63), 2**63 - 1)]
 Count = Annotated[int, Number("Q", 1, 2**48)]
+Piece = Annotated[int, Number("Q", 0, MAX_PIECE)]
+Last = Annotated[int, Number("B", 0, 2)]
 Parties = Annotated[int, Number("I", 1, MAX_PARTIES)]
 Seconds = Annotated[float, Number("d", 0.0, MAX_SECONDS)]
 Factor = Annotated[float, Number("d", -1.7976931348623157e308, 1.7976931348623157e308)]
@@ -41,6 +46,7 @@ Key = Annotated[str, Text(255, key=True)]
 Name = Annotated[str, Text(255)]
 Message = Annotated[str, Text(1 << 16)]
 Meta = Annotated[bytes, Blob(MAX_META)]
+Nonce = Annotated[bytes, Blob(NONCE)]
 Dtype = Annotated[str, Choice(tuple(DTYPES))]
 Lifetime = Annotated[str, Choice(LIFETIMES)]
 Wire = Annotated[str, Choice(WIRES)]
@@ -254,7 +260,7 @@ class Read:
 
     segment: U64
     offset: U64  # elements
-    count: Count  # elements
+    count: Piece  # elements
 
 
 @dataclass(frozen=True)
@@ -262,16 +268,16 @@ class Write:
     """One piece of an update: ``count`` elements follow. A user's operation is one piece or several.
 
     The pieces of all updates of a stream are numbered 1, 2, 3, .. without gaps. One that was applied already
-    is answered by its remembered reply. The version is counted at the piece with ``last``. After an error the
-    pieces that follow are refused unapplied until one with ``last`` has passed.
+    is answered by its remembered reply. After an error the pieces that follow are refused unapplied until one
+    that ends the operation has passed. A piece lies within one chunk (256 KiB of the segment).
     """
 
     segment: U64
     sequence: U64  # of this stream
     acknowledged: U64  # the highest sequence up to which every reply has arrived: the daemon forgets these
     offset: U64  # elements
-    count: Count  # elements
-    last: Flag  # whether the operation ends with this piece
+    count: Piece  # elements
+    last: Last  # 0 more pieces follow, 1 ends the operation and counts it, 2 ends it uncounted
 
 
 @dataclass(frozen=True)
@@ -282,8 +288,8 @@ class Accumulate:
     sequence: U64
     acknowledged: U64
     offset: U64
-    count: Count
-    last: Flag
+    count: Piece
+    last: Last
     wire: Wire  # how the elements travel
     scale: Factor
 
@@ -296,8 +302,8 @@ class Exchange:
     sequence: U64
     acknowledged: U64
     offset: U64
-    count: Count
-    last: Flag
+    count: Piece
+    last: Last
     wire: Wire
     alpha: Rate
 
@@ -337,9 +343,9 @@ class WaitVersion:
 
 @dataclass(frozen=True)
 class Acknowledge:
-    """The replies up to ``sequence`` have arrived; also a sign of life, which keeps the lease."""
+    """The replies up to this sequence have arrived; also a sign of life, which keeps the lease."""
 
-    sequence: U64
+    acknowledged: U64
 
 
 @dataclass(frozen=True)
@@ -347,3 +353,31 @@ class Verdict:
     killed: Flag
     seconds: Seconds  # for how long the daemon knows the holder to be stuck
     holder: Name
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """The client's nonce, before Hello, to a daemon that asks for a token."""
+
+    nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Challenged:
+    nonce: Nonce
+
+
+@dataclass(frozen=True)
+class Prove:
+    """HMAC-SHA256 under the token of these, one after the other: "smb 1 client" and a zero byte, the client's
+    nonce, the daemon's nonce, the SHA-256 of the daemon's certificate (DER), or of nothing without TLS.
+    """
+
+    proof: Nonce
+
+
+@dataclass(frozen=True)
+class Proved:
+    """The same with "daemon" in place of "client"."""
+
+    proof: Nonce
