@@ -5,6 +5,7 @@ from __future__ import annotations
 import array
 import os
 import socket
+import time
 from collections.abc import Callable, Sequence
 
 from smb.protocol import HEADER, Header, unpack_header
@@ -31,6 +32,27 @@ def receive(sock: socket.socket, count: int, idle: Callable[[], None] = nothing)
         except TimeoutError:
             idle()
             continue
+        if not more:
+            if got:
+                raise ConnectionError(f"the stream ended after {got} of {count} bytes")
+            return b""
+        got += more
+    return bytes(data)
+
+
+def receive_by(sock: socket.socket, count: int, deadline: float) -> bytes:
+    """As receive, but all of it until time.monotonic() is ``deadline``, however the bytes drip in.
+
+    Changes the socket's timeout. Raises TimeoutError.
+    """
+    data = bytearray(count)
+    view, got = memoryview(data), 0
+    while got < count:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(f"{got} of {count} bytes came in time")
+        sock.settimeout(left)
+        more = sock.recv_into(view[got:])
         if not more:
             if got:
                 raise ConnectionError(f"the stream ended after {got} of {count} bytes")
