@@ -32,8 +32,6 @@ SHORTEST, LONGEST = 16, 4096  # bytes of a token
 NONCE = protocol.NONCE
 VARIABLE = "SMB_TOKEN_FILE"
 
-Given = "str | os.PathLike[str] | bytes"
-
 
 class Token:
     """The secret. It shows itself to nobody, not even in a traceback."""
@@ -162,8 +160,10 @@ class OwnToken:
         self._closed = True
         if os.getpid() == self._pid:
             with contextlib.suppress(OSError):
+                fcntl.flock(self._file, fcntl.LOCK_UN)  # else two that end at once refuse each other
                 fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # refused while another daemon has it
-                self._path.unlink()
+                if os.fstat(self._file).st_nlink:
+                    self._path.unlink()
         os.close(self._file)
 
 

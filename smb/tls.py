@@ -10,7 +10,7 @@ import ssl
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from smb.errors import SmbError, TransportError
 
@@ -28,8 +28,8 @@ class Tls:
     certificate  one's own, with what leads to its authority behind it; a daemon needs one, a client only
                  where the daemon asks for it
     key          the certificate's, without a passphrase; None: it stands in the certificate's file
-    ca           whose signature the other end must show. At a client None means the system's authorities; at a
-                 daemon None means that clients are not asked for a certificate
+    ca           whose signature the other end must show. None means at a client the system's authorities,
+                 at a daemon that clients are not asked for a certificate
     """
 
     certificate: Path | None = None
@@ -78,7 +78,9 @@ class Tls:
         except ssl.SSLError as error:
             if error.reason == "KEY_VALUES_MISMATCH":
                 raise SmbError(f"TLS key {key} does not belong to certificate {certificate}") from error
-            raise SmbError(f"TLS certificate {certificate} with key {key}: no PEM of both: {error}") from error
+            raise SmbError(
+                f"TLS certificate {certificate} with key {key}: no PEM of both: {error}"
+            ) from error
 
 
 def from_environment() -> Tls | None:
@@ -94,13 +96,15 @@ def binding(sock: socket.socket) -> bytes:
 
 def subject(sock: socket.socket) -> str:
     """At a daemon: whom the client's certificate names; "" when it showed none."""
-    shown = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
-    names = [value for part in (shown or {}).get("subject", ()) for name, value in part if name == "commonName"]
+    shown: Any = sock.getpeercert() if isinstance(sock, ssl.SSLSocket) else None
+    names = [
+        value for part in (shown or {}).get("subject", ()) for name, value in part if name == "commonName"
+    ]
     return str(names[0]) if names else ""
 
 
 def wrap_client(sock: socket.socket, host: str, tls: Tls, timeout: float) -> ssl.SSLSocket:
-    """Shake hands with the daemon at ``host`` within ``timeout`` seconds. Raises TransportError, sock closed."""
+    """Shake hands with the daemon at ``host`` in ``timeout`` seconds. TransportError: ``sock`` is closed."""
     context = tls.client()
     sock.settimeout(timeout)
     try:
