@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rdma_guest.items import through_guest
+
 ROOT = Path(__file__).resolve().parent.parent
 SHM = "/dev/shm"
 GRACE = 5.0  # seconds that a process may take to go after its test is over
@@ -182,6 +184,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_configure(config: pytest.Config) -> None:
     """Started in a shell's background, this process ignores Ctrl-C, and so does all that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    through_guest(items)
 
 
 @pytest.hookimpl(trylast=True)
