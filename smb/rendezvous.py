@@ -29,6 +29,8 @@ class Session:
     pidfd: int | None = None  # None: the daemon's own process
     ended: bool = False
     tickets: set[Ticket] = field(default_factory=set)
+    born: float = field(default_factory=time.monotonic)
+    requests: int = 0  # control requests that it made
 
     def __str__(self) -> str:
         return f"pid {self.pid}" + (f" ({self.name})" if self.name else "")
@@ -41,6 +43,8 @@ class Ticket:
         self.session = session
         self.gone = ""  # why nobody waits for the answer any more
         self.condition: threading.Condition | None = None
+        self.about = ""  # what it waits for, and since when
+        self.since = 0.0
 
     def give_up(self, why: str) -> None:
         """The caller holds the store's lock."""
@@ -48,12 +52,14 @@ class Ticket:
         if self.condition:
             self.condition.notify_all()
 
-    def wait(self, condition: threading.Condition, ready: Callable[[], bool], deadline: float) -> bool:
+    def wait(
+        self, condition: threading.Condition, ready: Callable[[], bool], deadline: float, about: str = ""
+    ) -> bool:
         """Wait under the store's lock until ``ready()``; False when time.monotonic() passes ``deadline``.
 
         Raises Closed when the ticket was given up before it was ready.
         """
-        self.condition = condition
+        self.condition, self.about, self.since = condition, about, time.monotonic()
         self.session.tickets.add(self)
         try:
             condition.wait_for(
@@ -88,7 +94,7 @@ class _Lock:
 class _Counter:
     def __init__(self, lock: threading.RLock) -> None:
         self.value = 0
-        self.users = set[Session]()
+        self.users = dict[Session, int]()  # what each added
         self.condition = threading.Condition(lock)
 
 
@@ -128,7 +134,7 @@ class Rendezvous:
     def _wait_at(self, barrier: _Barrier, ticket: Ticket, name: str, deadline: float, timeout: float) -> None:
         opened = False
         try:
-            opened = ticket.wait(barrier.condition, lambda: barrier.open, deadline)
+            opened = ticket.wait(barrier.condition, lambda: barrier.open, deadline, f"barrier {name}")
             if not opened:
                 there = ", ".join(str(session) for session in barrier.waiting[:16])
                 came = f"{len(barrier.waiting)} of {barrier.parties} came in {timeout:g} s"
@@ -157,7 +163,8 @@ class Rendezvous:
             lock.queue.append(claim)
             taken = False
             try:
-                taken = ticket.wait(lock.condition, lambda: lock.owner == claim, deadline)
+                about = f"lock {name} of {lock.owner[0]}"
+                taken = ticket.wait(lock.condition, lambda: lock.owner == claim, deadline, about)
                 if not taken:
                     raise WaitTimeout(f"lock {name!r} was not free in {timeout:g} s: held by {lock.owner[0]}")
             finally:
@@ -189,7 +196,7 @@ class Rendezvous:
         if counter is None:
             self._room()
             counter = self._counters[key] = _Counter(self._lock)
-        counter.users.add(session)
+        counter.users.setdefault(session, 0)
         return counter
 
     def add(self, session: Session, key: str, amount: int) -> int:
@@ -200,6 +207,7 @@ class Rendezvous:
             if before + amount not in INT64:
                 raise RangeError(f"counter {key!r}: {before} + {amount} leaves 64 bits")
             counter.value += amount
+            counter.users[session] += amount
             if amount:
                 counter.condition.notify_all()
             return before
@@ -209,9 +217,19 @@ class Rendezvous:
         deadline = time.monotonic() + timeout
         with self._lock:
             counter = self._counter(ticket.session, key)
-            if not ticket.wait(counter.condition, lambda: counter.value >= value, deadline):
+            about = f"counter {key} to reach {value}"
+            if not ticket.wait(counter.condition, lambda: counter.value >= value, deadline, about):
                 raise WaitTimeout(f"counter {key!r} is {counter.value}, not yet {value}, after {timeout:g} s")
             return counter.value
+
+    def progress(self) -> dict[Session, tuple[str, int]]:
+        """The counter to which each session added most, and how much. The caller holds the lock."""
+        best: dict[Session, tuple[str, int]] = {}
+        for key, counter in self._counters.items():
+            for session, added in counter.users.items():
+                if added > best.get(session, ("", 0))[1]:
+                    best[session] = (key, added)
+        return best
 
     # Sessions
 
@@ -225,6 +243,6 @@ class Rendezvous:
                 if lock.owner is None:
                     del self._locks[name]
             for key, counter in list(self._counters.items()):
-                counter.users.discard(session)
+                counter.users.pop(session, None)
                 if not counter.users:
                     del self._counters[key]
