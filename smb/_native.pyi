@@ -97,10 +97,46 @@ class Mapping:
     def version(self) -> int:
         """Completed updates: writes, accumulates and exchanges, counted when they end."""
 
-    def read(self, out: Any, offset: int = 0, threads: int = 1) -> None: ...
-    def write(self, array: Any, offset: int = 0, threads: int = 1) -> int: ...
-    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int: ...
-    def exchange(self, local: Any, alpha: float, offset: int = 0, threads: int = 1) -> int: ...
+    def read(self, out: Any, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1) -> None:
+        """stripes above 1, here and in the next three: one stripe of a larger segment, which offset and array
+        are of; what lies here is done and not counted (smb/pieces.py)."""
+
+    def write(
+        self, array: Any, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1
+    ) -> int: ...
+    def accumulate(
+        self,
+        source: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        threads: int = 1,
+        stripe: int = 0,
+        stripes: int = 1,
+    ) -> int: ...
+    def exchange(
+        self, local: Any, alpha: float, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1
+    ) -> int: ...
+    def count_update(self) -> int:
+        """Count an update of the larger segment, done in all its stripes; returns the version after it."""
+
+    def combine(
+        self,
+        how: str,
+        scalar: float,
+        source: Mapping | None,
+        offset: int,
+        count: int,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """ "scale", "fill" (by scalar), "copy", "axpy" (of source from element 0 on); float32 but for copy.
+
+        counts=False does not count the update. Returns the version.
+        """
+
+    def reduce(self, how: str, other: Mapping | None = None, threads: int = 1) -> float:
+        """ "dot" with a segment of the same count, itself allowed, or "sum"; in float64, chunks in order."""
+
     def initialise(self, values: Any, threads: int = 1) -> None:
         """Write all values without counting an update."""
 

@@ -93,6 +93,11 @@ class Mapping(_native.Mapping):
     write(array, offset=0, threads=1) -> int      these three return the version after them
     accumulate(source, scale=1.0, offset=0, threads=1) -> int     source: an array or another Mapping
     exchange(local, alpha, offset=0, threads=1) -> int            local changes in place
+    combine(how, scalar, source, offset, count, counts=True, threads=1) -> int    scale, fill, copy, axpy
+    reduce(how, other=None, threads=1) -> float                   dot, sum, in float64
+
+    The first four take stripe=0, stripes=1 too: with more, this is one stripe of a larger segment, and they
+    do what lies here (smb/pieces.py); count_update() counts once all stripes are done.
 
     Arrays are C-contiguous buffers (numpy) or CPU torch tensors of the segment's dtype; offsets and lengths
     count elements. accumulate and exchange need float32 and refuse NaN and Inf: they stop before the first

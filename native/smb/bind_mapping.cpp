@@ -15,7 +15,7 @@ namespace {
 
 // read, write, accumulate and exchange are called at every step of training, a microsecond apart for small
 // segments: they are plain METH_FASTCALL methods, which cost a third of what a pybind11 method costs.
-constexpr size_t kMaxArguments = 4;
+constexpr size_t kMaxArguments = 6;
 
 struct Arguments {
   const char* function;
@@ -82,10 +82,50 @@ NativeMapping* mapping_of(PyObject* self) {
   }
 }
 
+// The part of [offset, offset + n) that lies in this mapping: all of it, or a stripe's where the segment is one of several.
+struct Range {
+  Stripe stripe;
+  size_t from = 0;   // offset as the caller gave it
+  size_t begin = 0;  // in this mapping
+  size_t count = 0;
+
+  // Arguments first and first + 1 are stripe and stripes. False with an error set.
+  bool take(const NativeMapping& mapping, const Arguments& given, size_t first, Py_ssize_t offset, size_t n) {
+    bool ok = true;
+    const Py_ssize_t index = given.integer(first, 0, &ok);
+    const Py_ssize_t of = given.integer(first + 1, 1, &ok);
+    if (!ok) return false;
+    if (of == 1 && index == 0) {
+      begin = static_cast<size_t>(offset);
+      count = n;
+      return mapping.in_range(given.function, offset, n);
+    }
+    if (index < 0 || index >= of || of > kMostStripes || offset < 0 || static_cast<size_t>(offset) > kMostElements) {
+      raise("RequestError", "%s: no stripe %zd of %zd at offset %zd", given.function, index, of, offset);
+      return false;
+    }
+    stripe = {static_cast<size_t>(index), static_cast<size_t>(of)};
+    from = static_cast<size_t>(offset);
+    const size_t per_chunk = mapping.region->per_chunk();
+    begin = stripe.before(from, per_chunk);
+    count = stripe.before(from + n, per_chunk) - begin;
+    return mapping.in_range(given.function, static_cast<Py_ssize_t>(begin), count);
+  }
+
+  // What an operation on this range is to return: a stripe's update is counted once all stripes are done.
+  uint64_t finish(const Region& region, bool updated) const {
+    return updated && stripe.of == 1 ? region.count_update() : region.head().version.load();
+  }
+
+ private:
+  static constexpr Py_ssize_t kMostStripes = 1 << 16;
+  static constexpr size_t kMostElements = size_t{1} << 48;
+};
+
 PyObject* version_object(uint64_t version) { return PyLong_FromUnsignedLongLong(version); }
 
 PyObject* read(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  Arguments given{"read", {"out", "offset", "threads"}, 3, 1};
+  Arguments given{"read", {"out", "offset", "threads", "stripe", "stripes"}, 5, 1};
   NativeMapping* mapping = mapping_of(self);
   bool ok = mapping && given.spread(args, positional, keywords) && mapping->usable();
   if (!ok) return nullptr;
@@ -93,18 +133,20 @@ PyObject* read(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyO
   const Py_ssize_t threads = given.integer(2, 1, &ok);
   const std::shared_ptr<Region> region = mapping->region;
   Array out;
+  Range range;
   if (!ok || !out.take(given.value[0], true, "read") || !mapping->same_dtype("read", out) ||
-      !mapping->in_range("read", offset, out.count) || !mapping->apart("read", out)) {
+      !range.take(*mapping, given, 3, offset, out.count) || !mapping->apart("read", out)) {
     return nullptr;
   }
-  if (out.count == 0) Py_RETURN_NONE;
-  ReadPass pass(*region, static_cast<size_t>(offset), out.count, out.data);
+  if (range.count == 0) Py_RETURN_NONE;
+  ReadPass pass(*region, range.begin, range.count, out.data);
+  pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "read")) return nullptr;
   Py_RETURN_NONE;
 }
 
 PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  Arguments given{"write", {"array", "offset", "threads"}, 3, 1};
+  Arguments given{"write", {"array", "offset", "threads", "stripe", "stripes"}, 5, 1};
   NativeMapping* mapping = mapping_of(self);
   bool ok = mapping && given.spread(args, positional, keywords) && mapping->writable();
   if (!ok) return nullptr;
@@ -112,18 +154,20 @@ PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t positional, Py
   const Py_ssize_t threads = given.integer(2, 1, &ok);
   const std::shared_ptr<Region> region = mapping->region;
   Array source;
+  Range range;
   if (!ok || !source.take(given.value[0], false, "write") || !mapping->same_dtype("write", source) ||
-      !mapping->in_range("write", offset, source.count) || !mapping->apart("write", source)) {
+      !range.take(*mapping, given, 3, offset, source.count) || !mapping->apart("write", source)) {
     return nullptr;
   }
-  if (source.count == 0) return version_object(region->head().version.load());
-  WritePass pass(*region, static_cast<size_t>(offset), source.count, source.data);
+  if (range.count == 0) return version_object(range.finish(*region, false));
+  WritePass pass(*region, range.begin, range.count, source.data);
+  pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "write")) return nullptr;
-  return version_object(region->count_update());
+  return version_object(range.finish(*region, true));
 }
 
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  Arguments given{"exchange", {"local", "alpha", "offset", "threads"}, 4, 2};
+  Arguments given{"exchange", {"local", "alpha", "offset", "threads", "stripe", "stripes"}, 6, 2};
   NativeMapping* mapping = mapping_of(self);
   bool ok = mapping && given.spread(args, positional, keywords) && mapping->writable();
   if (!ok) return nullptr;
@@ -137,15 +181,17 @@ PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t positional,
   }
   const std::shared_ptr<Region> region = mapping->region;
   Array local;
+  Range range;
   if (!mapping->float32("exchange") || !local.take(given.value[0], true, "exchange") ||
-      !mapping->same_dtype("exchange", local) || !mapping->in_range("exchange", offset, local.count) ||
+      !mapping->same_dtype("exchange", local) || !range.take(*mapping, given, 4, offset, local.count) ||
       !mapping->apart("exchange", local)) {
     return nullptr;
   }
-  if (local.count == 0) return version_object(region->head().version.load());
-  ExchangePass pass(*region, static_cast<size_t>(offset), local.count, local.floats(), static_cast<float>(alpha));
+  if (range.count == 0) return version_object(range.finish(*region, false));
+  ExchangePass pass(*region, range.begin, range.count, local.floats(), static_cast<float>(alpha));
+  pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "exchange")) return nullptr;
-  return version_object(region->count_update());
+  return version_object(range.finish(*region, true));
 }
 
 PyObject* accumulate_segment(PyObject* self, NativeMapping& mapping, const NativeMapping& source, float scale,
@@ -164,7 +210,7 @@ PyObject* accumulate_segment(PyObject* self, NativeMapping& mapping, const Nativ
 }
 
 PyObject* accumulate(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
-  Arguments given{"accumulate", {"source", "scale", "offset", "threads"}, 4, 1};
+  Arguments given{"accumulate", {"source", "scale", "offset", "threads", "stripe", "stripes"}, 6, 1};
   NativeMapping* mapping = mapping_of(self);
   bool ok = mapping && given.spread(args, positional, keywords) && mapping->writable();
   if (!ok) return nullptr;
@@ -181,14 +227,16 @@ PyObject* accumulate(PyObject* self, PyObject* const* args, Py_ssize_t positiona
   }
   const std::shared_ptr<Region> region = mapping->region;
   Array source;
+  Range range;
   if (!source.take(given.value[0], false, "accumulate") || !mapping->same_dtype("accumulate", source) ||
-      !mapping->in_range("accumulate", offset, source.count) || !mapping->apart("accumulate", source)) {
+      !range.take(*mapping, given, 4, offset, source.count) || !mapping->apart("accumulate", source)) {
     return nullptr;
   }
-  if (source.count == 0) return version_object(region->head().version.load());
-  AccumulatePass pass(*region, static_cast<size_t>(offset), source.count, source.floats(), scale);
+  if (range.count == 0) return version_object(range.finish(*region, false));
+  AccumulatePass pass(*region, range.begin, range.count, source.floats(), scale);
+  pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, threads, "accumulate")) return nullptr;
-  return version_object(region->count_update());
+  return version_object(range.finish(*region, true));
 }
 
 template <PyObject* (*method)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>
@@ -240,9 +288,14 @@ uint64_t version(const NativeMapping& mapping) {
   return mapping.region->head().version.load(std::memory_order_acquire);
 }
 
+// One update of which this mapping is a stripe is done everywhere.
+uint64_t count_update(const NativeMapping& mapping) {
+  need(mapping.writable());
+  return mapping.region->count_update();
+}
+
 bool wait(NativeMapping& mapping, uint64_t wanted, double timeout) {
   constexpr int64_t kSlice = 200000000;
-  const std::shared_ptr<Region> region = mapping.region;
   need(mapping.usable());
   const int64_t deadline = monotonic_ns() + static_cast<int64_t>(std::min(std::max(timeout, 0.0), 1e9) * 1e9);
   for (;;) {
@@ -325,6 +378,7 @@ void bind_mapping(py::module_& m) {
       .def_property_readonly("dtype", [](const NativeMapping& self) { return name_of(self.dtype); })
       .def_property_readonly("version", version)
       .def("initialise", initialise, arg("values"), arg("threads") = 1)
+      .def("count_update", count_update)
       .def("prefault", prefault, arg("threads") = 1)
       .def("rescue", rescue, arg("out"), arg("offset") = 0)
       .def("wait", wait, arg("version"), arg("timeout"))
@@ -332,11 +386,16 @@ void bind_mapping(py::module_& m) {
       .def("holders", holders)
       .def("hold_chunk", hold_chunk, arg("chunk"), arg("half_written") = true)
       .def("release_chunk", release_chunk, arg("chunk"))
+      .def("follow", &NativeMapping::follow, arg("life"))
+      .def("replace", &NativeMapping::replace, arg("control_fd"), arg("payload_fd"), arg("life"))
       .def("close", [](NativeMapping& self) { self.region.reset(); });
-  add_fast_method<read>(type, "read", "read(out, offset=0, threads=1)");
-  add_fast_method<write>(type, "write", "write(array, offset=0, threads=1) -> version");
-  add_fast_method<exchange>(type, "exchange", "exchange(local, alpha, offset=0, threads=1) -> version");
-  add_fast_method<accumulate>(type, "accumulate", "accumulate(source, scale=1.0, offset=0, threads=1) -> version");
+  add_fast_method<read>(type, "read", "read(out, offset=0, threads=1, stripe=0, stripes=1)");
+  add_fast_method<write>(type, "write", "write(array, offset=0, threads=1, stripe=0, stripes=1) -> version");
+  add_fast_method<exchange>(type, "exchange",
+                            "exchange(local, alpha, offset=0, threads=1, stripe=0, stripes=1) -> version");
+  add_fast_method<accumulate>(type, "accumulate",
+                              "accumulate(source, scale=1.0, offset=0, threads=1, stripe=0, stripes=1) -> version");
+  bind_vectors(type);
   m.attr("CHUNK_BYTES") = kChunkBytes;
   m.attr("DTYPES") = py::make_tuple("float32", "float64", "float16", "int8", "int16", "int32", "int64", "uint8",
                                     "uint16", "uint32", "uint64", "bool");

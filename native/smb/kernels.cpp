@@ -65,11 +65,11 @@ SMB_CLONES void pull_f32(float* __restrict x, const float* __restrict c, float* 
 }
 
 SMB_CLONES void scale_f32(float* __restrict x, float a, size_t n) {
-  for (size_t i = 0; i < n; ++i) x[i] *= a;
+  for (size_t i = 0; i < n; ++i) racy::store(x + i, x[i] * a);
 }
 
 SMB_CLONES void fill_f32(float* __restrict x, float a, size_t n) {
-  for (size_t i = 0; i < n; ++i) x[i] = a;
+  for (size_t i = 0; i < n; ++i) racy::store(x + i, a);
 }
 
 namespace {
@@ -82,6 +82,18 @@ SMB_CLONES double dot_block(const float* __restrict x, const float* __restrict y
     for (size_t j = 0; j < 16; ++j) lane[j] += static_cast<double>(x[i + j]) * static_cast<double>(y[i + j]);
   }
   for (size_t j = 0; i + j < n; ++j) lane[j] += static_cast<double>(x[i + j]) * static_cast<double>(y[i + j]);
+  double sum = 0;
+  for (double part : lane) sum += part;
+  return sum;
+}
+
+SMB_CLONES double sum_block(const float* __restrict x, size_t n) {
+  double lane[16] = {};
+  size_t i = 0;
+  for (; i + 16 <= n; i += 16) {
+    for (size_t j = 0; j < 16; ++j) lane[j] += static_cast<double>(x[i + j]);
+  }
+  for (size_t j = 0; i + j < n; ++j) lane[j] += static_cast<double>(x[i + j]);
   double sum = 0;
   for (double part : lane) sum += part;
   return sum;
@@ -103,6 +115,12 @@ bool has_nonfinite(const float* x, float scale, size_t n) {
 double dot_f32(const float* x, const float* y, size_t n) {
   double sum = 0;
   for (size_t at = 0; at < n; at += kDotBlock) sum += dot_block(x + at, y + at, std::min(kDotBlock, n - at));
+  return sum;
+}
+
+double sum_f32(const float* x, size_t n) {
+  double sum = 0;
+  for (size_t at = 0; at < n; at += kDotBlock) sum += sum_block(x + at, std::min(kDotBlock, n - at));
   return sum;
 }
 

@@ -30,6 +30,7 @@ void fill_f32(float* x, float a, size_t n);
 // To split a long range keep the pieces at multiples of kDotBlock and add their sums in order.
 constexpr size_t kDotBlock = size_t{1} << 16;
 double dot_f32(const float* x, const float* y, size_t n);
+double sum_f32(const float* x, size_t n);  // likewise
 
 // Index of the first i with scale * x[i] NaN or Inf, or n. Reads x once; stops at the block that holds it.
 size_t first_nonfinite_f32(const float* x, float scale, size_t n);

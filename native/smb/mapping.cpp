@@ -87,16 +87,19 @@ class Waiter {
 void raise_nonfinite(const Pass& pass, const Outcome& outcome, const char* verb) {
   PyObject* type = error_class("NonFinite");
   if (type == nullptr) return;
+  const Stripe& stripe = pass.stripe();
+  const size_t element = pass.at({outcome.chunk, outcome.element, 1});  // of the caller's array
+  const size_t number = outcome.chunk * stripe.of + stripe.index;
   PyObject* message = PyUnicode_FromFormat(
       "%s: element %zu of the values is NaN or Inf (element %zu of the segment, chunk %zu); "
-      "the %zu chunks before it were done, nothing from it on",
-      verb, outcome.element - pass.offset, outcome.element, outcome.chunk, outcome.moved);
+      "the %zu chunks before it%s were done, nothing from it on",
+      verb, element, pass.from() + element, number, outcome.moved, stripe.of == 1 ? "" : " that lie there");
   PyObject* error = message ? PyObject_CallOneArg(type, message) : nullptr;
   if (error) {
-    PyObject* chunk = PyLong_FromSize_t(outcome.chunk);
-    PyObject* element = PyLong_FromSize_t(outcome.element - pass.offset);
-    if (chunk && element && PyObject_SetAttrString(error, "chunk", chunk) == 0 &&
-        PyObject_SetAttrString(error, "element", element) == 0) {
+    PyObject* chunk = PyLong_FromSize_t(number);
+    PyObject* index = PyLong_FromSize_t(element);
+    if (chunk && index && PyObject_SetAttrString(error, "chunk", chunk) == 0 &&
+        PyObject_SetAttrString(error, "element", index) == 0) {
       PyErr_SetObject(type, error);
     }
     Py_XDECREF(chunk);

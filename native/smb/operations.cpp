@@ -63,15 +63,7 @@ void nap() {
   nanosleep(&length, nullptr);
 }
 
-// One chunk's worth of memory for each thread that accumulates from a segment.
-float* scratch() {
-  struct Free {
-    void operator()(void* p) const { ::operator delete[](p, std::align_val_t{64}); }
-  };
-  thread_local std::unique_ptr<void, Free> buffer;
-  if (!buffer) buffer.reset(::operator new[](kChunkBytes, std::align_val_t{64}));
-  return static_cast<float*>(buffer.get());
-}
+float* scratch() { return reinterpret_cast<float*>(chunk_scratch()); }
 
 Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
   const size_t at = first_nonfinite_f32(values, scale, piece.count);
@@ -81,6 +73,26 @@ Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
 }
 
 }  // namespace
+
+char* chunk_scratch() {
+  struct Free {
+    void operator()(void* p) const { ::operator delete[](p, std::align_val_t{64}); }
+  };
+  thread_local std::unique_ptr<void, Free> buffer;
+  if (!buffer) buffer.reset(::operator new[](kChunkBytes, std::align_val_t{64}));
+  return static_cast<char*>(buffer.get());
+}
+
+bool copy_pieces(const Region& source, size_t begin, size_t count, char* out) {
+  for (size_t done = 0; done < count;) {
+    const size_t border = (begin / source.per_chunk() + 1) * source.per_chunk();
+    const size_t length = std::min(count - done, border - begin);
+    if (!copy_with_retries(source, begin, length, out + done * source.item(), false)) return false;
+    begin += length;
+    done += length;
+  }
+  return true;
+}
 
 Turn LockedPass::finish(const Piece& piece, Ahead* ahead, ThreadIdentity& me) {
   region.begin_write(piece.chunk);
@@ -106,7 +118,7 @@ WritePass::WritePass(const Region& region, size_t offset, size_t count, const vo
       stream_(count * region.item() >= kStreamBytes) {}
 
 void WritePass::move(const Piece& piece, Ahead*) {
-  const char* from = source_ + (piece.begin - offset) * region.item();
+  const char* from = source_ + at(piece) * region.item();
   (stream_ ? stream_bytes : copy_bytes)(region.at(piece.begin), from, piece.count * region.item());
 }
 
@@ -114,15 +126,15 @@ ExchangePass::ExchangePass(const Region& region, size_t offset, size_t count, fl
     : LockedPass(region, offset, count), local_(local), alpha_(alpha) {}
 
 Turn ExchangePass::prepare(const Piece& piece, size_t* bad) {
-  return check(local_ + (piece.begin - offset), 1.0f, piece, bad);
+  return check(local_ + at(piece), 1.0f, piece, bad);
 }
 
 void ExchangePass::move(const Piece& piece, Ahead* ahead) {
   float* center = reinterpret_cast<float*>(region.at(piece.begin));
-  float* local = local_ + (piece.begin - offset);
+  float* local = local_ + at(piece);
   // Only a look at all of the next piece is of use: chunks but the first and the last are of one length.
   const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  if (seen) ahead->fine = exchange_looking_f32(local, center, alpha_, local_ + (ahead->piece.begin - offset), seen);
+  if (seen) ahead->fine = exchange_looking_f32(local, center, alpha_, local_ + at(ahead->piece), seen);
   exchange_f32(local + seen, center + seen, alpha_, piece.count - seen);
 }
 
@@ -130,14 +142,14 @@ AccumulatePass::AccumulatePass(const Region& region, size_t offset, size_t count
     : LockedPass(region, offset, count), source_(source), scale_(scale) {}
 
 Turn AccumulatePass::prepare(const Piece& piece, size_t* bad) {
-  return check(source_ + (piece.begin - offset), scale_, piece, bad);
+  return check(source_ + at(piece), scale_, piece, bad);
 }
 
 void AccumulatePass::move(const Piece& piece, Ahead* ahead) {
   float* target = reinterpret_cast<float*>(region.at(piece.begin));
-  const float* source = source_ + (piece.begin - offset);
+  const float* source = source_ + at(piece);
   const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  if (seen) ahead->fine = accumulate_looking_f32(target, source, scale_, source_ + (ahead->piece.begin - offset), seen);
+  if (seen) ahead->fine = accumulate_looking_f32(target, source, scale_, source_ + at(ahead->piece), seen);
   accumulate_f32(target + seen, source + seen, scale_, piece.count - seen);
 }
 
@@ -146,14 +158,7 @@ AccumulateSegmentPass::AccumulateSegmentPass(const Region& region, size_t offset
     : LockedPass(region, offset, count), source_(source), scale_(scale) {}
 
 Turn AccumulateSegmentPass::prepare(const Piece& piece, size_t* bad) {
-  size_t from = piece.begin - offset;
-  for (size_t done = 0; done < piece.count;) {
-    const size_t border = (from / source_.per_chunk() + 1) * source_.per_chunk();
-    const size_t length = std::min(piece.count - done, border - from);
-    if (!copy_with_retries(source_, from, length, scratch() + done, false)) return Turn::busy;
-    from += length;
-    done += length;
-  }
+  if (!copy_pieces(source_, piece.begin - offset, piece.count, chunk_scratch())) return Turn::busy;
   return check(scratch(), scale_, piece, bad);
 }
 
@@ -168,7 +173,7 @@ ReadPass::ReadPass(const Region& region, size_t offset, size_t count, void* out,
       settle_for_torn_(settle_for_torn) {}
 
 Turn ReadPass::attempt(const Piece& piece, Ahead*) {
-  char* to = out_ + (piece.begin - offset) * region.item();
+  char* to = out_ + at(piece) * region.item();
   return copy_with_retries(region, piece.begin, piece.count, to, stream_) ? Turn::done : Turn::busy;
 }
 
@@ -176,7 +181,7 @@ Turn ReadPass::attempt(const Piece& piece, Ahead*) {
 Turn ReadPass::insist(const Piece& piece, int64_t deadline) {
   ThreadIdentity& me = this_thread();
   Word& lock = region.words(piece.chunk).lock;
-  char* to = out_ + (piece.begin - offset) * region.item();
+  char* to = out_ + at(piece) * region.item();
   const int64_t lock_at = deadline - kReaderLocksNs;
   do {
     if (attempt(piece, nullptr) == Turn::done) return Turn::done;

@@ -7,6 +7,11 @@
 
 namespace smb {
 
+// One chunk's worth of memory of the calling thread's own.
+char* chunk_scratch();
+// Copies elements [begin, begin + count), whole per chunk, with a few retries; false when a writer was at one of them.
+bool copy_pieces(const Region& source, size_t begin, size_t count, char* out);
+
 // A write under the chunk's lock.
 class LockedPass : public Pass {
  public:

@@ -6,6 +6,7 @@
 #include <functional>
 
 #include "region.hpp"
+#include "stripe.hpp"
 
 namespace smb {
 
@@ -38,6 +39,20 @@ class Pass {
   // The same, waiting until the deadline. Called by one thread alone.
   virtual Turn insist(const Piece&, int64_t deadline) = 0;
 
+  // From now on the region is a stripe of a larger segment, and the caller's array begins at element `from` of
+  // that: its pieces lie apart by the chunks of the other stripes.
+  void spread(const Stripe& stripe, size_t from) {
+    stripe_ = stripe;
+    from_ = from;
+  }
+  // Where a piece begins in the caller's array; where the caller's array begins in the (larger) segment.
+  size_t at(const Piece& piece) const {
+    if (stripe_.of == 1) return piece.begin - offset;  // a division less in the smallest operations
+    return stripe_.whole_index(piece.begin, region.per_chunk()) - from_;
+  }
+  size_t from() const { return stripe_.of == 1 ? offset : from_; }
+  const Stripe& stripe() const { return stripe_; }
+
   Piece piece(size_t chunk) const { return region.piece(chunk, offset, count); }
   size_t first_chunk() const { return offset / region.per_chunk(); }
   size_t end_chunk() const { return (offset + count - 1) / region.per_chunk() + 1; }
@@ -45,6 +60,10 @@ class Pass {
   const Region& region;
   const size_t offset;  // in elements
   const size_t count;   // at least 1
+
+ private:
+  Stripe stripe_;
+  size_t from_ = 0;
 };
 
 // Asked from the calling thread while it waits, some 100 times a second; false gives up.
