@@ -64,6 +64,20 @@ class Number:
         return value, at + self.packed.size
 
 
+class Real:
+    """Any float, NaN and the infinities too."""
+
+    packed = struct.Struct("<d")
+    layout = "f64, NaN and infinities too"
+
+    def put(self, value: Any, out: bytearray) -> None:
+        out += self.packed.pack(value)
+
+    def get(self, body: memoryview, at: int) -> tuple[Any, int]:
+        (value,) = self.packed.unpack(_take(body, at, self.packed.size))
+        return value, at + self.packed.size
+
+
 class Choice:
     """One of a few names, sent as its index in one byte."""
 

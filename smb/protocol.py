@@ -106,6 +106,13 @@ OPERATIONS = _table(
     Operation(25, Acknowledge, Done, 0, "forget remembered replies; keep the lease"),
     Operation(30, Challenge, Challenged, 0, "exchange nonces, where a token is asked for; before Hello"),
     Operation(31, Prove, Proved, 0, "prove to have the token; the daemon then proves the same; before Hello"),
+    Operation(40, Combine, Applied, 0, "a vector operation on a segment where it lies", once=True),
+    Operation(41, Reduce, Scalar, 0, "a scalar product or sum of segments where they lie"),
+    Operation(35, HandBack, Opened, 0, "give a segment's memory to a daemon that was restarted", brings=2),
+    Operation(36, SnapshotNow, SnapshotDone, 0, "write a snapshot of the box into a folder"),
+    Operation(37, Inherit, Done, 0, "go on for a session of the dead daemon: own what it owned"),
+    Operation(38, RestoreFrom, SnapshotDone, 0, "load a snapshot into the box"),
+    Operation(39, HandCounter, Done, 0, "tell a daemon that was restarted what a counter was"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}
 DATA = frozenset({18, 19, 20, 21, 22, 25})  # answered by a stream's native loop, not by the service
