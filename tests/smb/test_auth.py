@@ -377,7 +377,7 @@ def test_a_daemon_of_another_authority_or_name_is_not_believed(
         (own.server(), "elsewhere", "TLS with elsewhere: Hostname mismatch"),
     ):
         with pytest.raises(smb.TransportError, match=message):
-            shake(context, lambda sock, host=host: tls.wrap_client(sock, host, mine, 10))  # type: ignore[misc]
+            shake(context, lambda sock, host=host: tls.wrap_client(sock, host, mine, 10))
 
 
 def test_a_client_without_the_right_certificate_is_refused(authority: Authority, other: Authority) -> None:
@@ -386,7 +386,7 @@ def test_a_client_without_the_right_certificate_is_refused(authority: Authority,
     for mine, message in ((Tls(ca=authority.ca), "no certificate"), (stranger, "certificate")):
         complaint, subject, _ = shake(
             own.server(),
-            lambda sock, mine=mine: tls.wrap_client(sock, "localhost", mine, 10),  # type: ignore[misc]
+            lambda sock, mine=mine: tls.wrap_client(sock, "localhost", mine, 10),
         )
         assert message in complaint
         assert not subject
