@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -10,7 +11,9 @@ from pathlib import Path
 
 from smb.client import Box
 from smb.errors import NotSupported, TransportError
-from smb.listen import UnixListener, check_folder, default_path
+from smb.gate import terms
+from smb.listen import Listener, TcpListener, UnixListener, check_folder, default_path
+from smb.options import ServeOptions
 from smb.server import Daemon
 from smb.transport import base
 from smb.transport.base import Options
@@ -100,27 +103,35 @@ def serve(
     *,
     tcp: str | None = None,
     rdma: str | None = None,
-    token: str | None = None,
+    token: str | os.PathLike[str] | bytes | None = None,
     memory_limit: int | None = None,
     lease: float = 30.0,
+    options: ServeOptions | None = None,
 ) -> Daemon:
     """Start a daemon in this process; it ends with close(), with the ``with`` block, or with the process.
 
     unix          the socket's path; the user's default socket when no address is given at all
+    tcp           "HOST:PORT" to listen at as well; "*" is every address of this host, port 0 is chosen
+    token         what clients over TCP prove to have: a file that nobody else can read, or the bytes
     memory_limit  bytes that all segments together may take; None: what the machine has
-    lease         seconds after which a client that holds a chunk lock while others wait is killed
+    lease         seconds after which a client that holds a chunk lock while others wait is killed, and after
+                  which one that came over TCP and is not heard from is gone
+    options       all choices; the ones above take their place when they are given
 
-    Raises SmbError when another daemon listens there.
+    Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
+    for an address that strangers reach without anything that keeps them out.
     """
-    if tcp is not None or rdma is not None:
-        raise NotSupported(f"this version has no {'tcp' if tcp is not None else 'rdma'} transport")
-    if lease <= 0:
-        raise ValueError(f"lease must be above 0 seconds, not {lease}")
-    if memory_limit is not None and memory_limit <= 0:
-        raise ValueError(f"memory_limit must be above 0 bytes, not {memory_limit}")
-    listener = UnixListener(Path(unix) if unix is not None else default_path())
-    try:
-        return Daemon([listener], memory_limit, lease)
-    except BaseException:
-        listener.close()
-        raise
+    if rdma is not None:
+        raise NotSupported("this version has no rdma transport")
+    chosen = options or ServeOptions(memory_limit, lease)
+    with contextlib.ExitStack() as stack:
+        listeners: list[Listener] = []
+        if unix is not None or tcp is None:
+            listeners.append(UnixListener(Path(unix) if unix is not None else default_path()))
+            stack.callback(listeners[-1].close)
+        if tcp is not None:
+            listeners.append(TcpListener(tcp, terms(token, None)))
+            stack.callback(listeners[-1].close)
+        daemon = Daemon(listeners, chosen)
+        stack.pop_all()
+    return daemon

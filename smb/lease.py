@@ -51,7 +51,7 @@ class Lease:
         with self._store.lock:
             mapping = entry.mapping
             held = mapping is not None and (chunk, thread) in mapping.holders()
-            pids = {session.pid: session for session in self._store.sessions()}
+            pids = {session.pid: session for session in self._store.sessions() if not session.remote}
         holder = next((s for pid, s in pids.items() if _ticks(pid, thread) is not None), None)
         if not held or holder is None:
             return Verdict(False, 0.0, "" if not held else f"thread {thread} of no session")

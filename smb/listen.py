@@ -1,8 +1,9 @@
-"""Unix sockets that a daemon listens at: where they lie, who may use them, what happens to a stale one."""
+"""What a daemon listens at: Unix sockets (where they lie, who may use them, stale ones), and TCP ports."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import socket
@@ -10,8 +11,13 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from smb import network
 from smb.errors import RequestError, SmbError, TransportError
+
+if TYPE_CHECKING:
+    from smb.gate import Terms
 
 BACKLOG = 512
 PATIENCE = 10.0  # seconds to wait for another daemon that is just starting in the same folder
@@ -75,6 +81,21 @@ def _clear(path: Path) -> None:
     path.unlink()
 
 
+class Listener(Protocol):
+    """Where clients come in."""
+
+    address: str
+    sockets: list[socket.socket]
+    terms: Terms | None  # what is asked of those who come; None: nothing, the kernel has seen to it
+
+    def where(self, place: Any) -> str:
+        """Whom accept() named, for messages: HOST:PORT, or "" for this host."""
+
+    def close(self) -> None: ...
+    def orphan(self) -> None:
+        """In a forked child: close the copies."""
+
+
 class UnixListener:
     """A listening socket of mode 0600, in a folder that is made with mode 0700 when it is missing."""
 
@@ -85,6 +106,8 @@ class UnixListener:
         self.address = f"unix:{self.path}"
         self._pid = os.getpid()
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sockets = [self.socket]
+        self.terms: Terms | None = None
         try:
             if not self.path.parent.exists():
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -103,6 +126,12 @@ class UnixListener:
             self.socket.close()
             raise
 
+    def where(self, place: Any) -> str:
+        return ""
+
+    def orphan(self) -> None:
+        self.socket.close()
+
     def close(self) -> None:
         """Stop listening and remove the file, unless it is another daemon's by now."""
         with contextlib.suppress(OSError):
@@ -113,3 +142,75 @@ class UnixListener:
         with contextlib.suppress(FileNotFoundError):
             if self.path.lstat().st_ino == self._inode:
                 self.path.unlink()
+
+
+class TcpListener:
+    """A TCP port at every address of a host; "" or "*" is every address of this one. Port 0 is chosen."""
+
+    def __init__(self, where: str, terms: Terms) -> None:
+        self.terms: Terms | None = terms
+        host, port = network.parse(where)
+        everywhere = host in network.EVERYWHERE
+        self.sockets: list[socket.socket] = []
+        places = network.resolve("" if everywhere else host, port, passive=True)
+        try:
+            for family, place in places:
+                chosen = (place[0], port or self._port(), *place[2:])
+                with contextlib.suppress(_NoSuchAddress):
+                    self.sockets.append(self._listen(family, chosen))
+            if not self.sockets:
+                raise SmbError(f"cannot listen at {where}: this host has no such address")
+        except BaseException:
+            self.close()
+            raise
+        self.address = f"tcp://{network.show('*' if everywhere else host, self._port())}"
+        self._hosts = [str(sock.getsockname()[0]) for sock in self.sockets]
+
+    @property
+    def hosts(self) -> list[str]:
+        """The numeric addresses that it listens at."""
+        return self._hosts
+
+    def _port(self) -> int:
+        return int(self.sockets[0].getsockname()[1]) if self.sockets else 0
+
+    def _listen(self, family: socket.AddressFamily, place: tuple[Any, ...]) -> socket.socket:
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+        except OSError as error:
+            raise _NoSuchAddress from error  # no IPv6 here
+        try:
+            network.tune(sock)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the last daemon's connections linger
+            if family == socket.AF_INET6:
+                sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)  # IPv4 has a socket of its own
+            sock.bind(place)
+            sock.listen(BACKLOG)
+        except OSError as error:
+            sock.close()
+            if error.errno == errno.EADDRNOTAVAIL and family == socket.AF_INET6:
+                raise _NoSuchAddress from error
+            where = network.show(str(place[0]), place[1])
+            raise SmbError(f"cannot listen at {where}: {error.strerror or error}") from error
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def where(self, place: Any) -> str:
+        return network.show(str(place[0]), place[1])
+
+    def orphan(self) -> None:
+        for sock in self.sockets:
+            sock.close()
+
+    def close(self) -> None:
+        """Stop listening."""
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
+            sock.close()
+
+
+class _NoSuchAddress(Exception):
+    """This host has no address of this family."""

@@ -96,6 +96,8 @@ class Welcome:
     stream: U64  # 0 for a mapped client
     pid: U32  # the daemon's
     lease: Seconds
+    daemon: U64  # a number that no other daemon has
+    unix: Name  # where it listens on its own host, or ""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from smb.errors import Closed, OutOfMemory, RangeError, RequestError, WaitTimeout
+from smb.remote import Remote
 
 MAX_NAMES = 100_000  # counters, barriers and locks of one daemon, against a client that makes them forever
 INT64 = range(-(2**63), 2**63)
@@ -20,20 +21,27 @@ INT64 = range(-(2**63), 2**63)
 
 @dataclass(eq=False)
 class Session:
-    """A client's standing with the daemon; it outlives a connection and ends with its process."""
+    """A client's standing with the daemon; it outlives a connection.
+
+    It ends with its process, or without shared memory (``remote``) when a lease passes in silence.
+    """
 
     number: int
     secret: int
     pid: int
     name: str
-    pidfd: int | None = None  # None: the daemon's own process
+    pidfd: int | None = None  # None: the daemon's own process, or remote
+    remote: Remote | None = None
     ended: bool = False
     tickets: set[Ticket] = field(default_factory=set)
     born: float = field(default_factory=time.monotonic)
     requests: int = 0  # control requests that it made
 
     def __str__(self) -> str:
-        return f"pid {self.pid}" + (f" ({self.name})" if self.name else "")
+        name = f" ({self.name})" if self.name else ""
+        return f"pid {self.pid}{name}" + (
+            f" at {self.remote.where}" if self.remote and self.remote.where else ""
+        )
 
 
 class Ticket:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from smb import protocol
-from smb.errors import NotSupported
+from smb.errors import Closed, NotSupported, WaitTimeout
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
 from smb.store import Entry, Store
 
+
+SLICE = 0.2  # seconds between two looks at whether anybody still waits
 
 @dataclass(frozen=True)
 class Answer:
@@ -47,6 +50,10 @@ class Service:
             protocol.Stuck: self._stuck,
             protocol.Mend: self._mend,
         }
+            protocol.VersionOf: self._version,
+            protocol.WaitVersion: self._wait_version,
+            protocol.Combine: self._combine,
+            protocol.Reduce: self._reduce,
 
     def answer(self, ticket: Ticket, request: object) -> Answer:
         """Do what ``request`` asks in the ticket's session. Raises RequestError."""
@@ -119,5 +126,43 @@ class Service:
         return Answer(protocol.Done())
 
     def _stuck(self, ticket: Ticket, request: protocol.Stuck) -> Answer:
+    def _version(self, ticket: Ticket, request: protocol.VersionOf) -> Answer:
+        mapping = self.store.attached(ticket.session, request.segment).mapping
+        return Answer(protocol.Applied(mapping.version if mapping else 0))
+
+    def _wait_version(self, ticket: Ticket, request: protocol.WaitVersion) -> Answer:
+        mapping = self.store.attached(ticket.session, request.segment).mapping
+        assert mapping is not None  # only its creator is attached before it has one, and waits for that
+        end = time.monotonic() + request.timeout
+        while not mapping.wait(request.version, max(0.0, min(SLICE, end - time.monotonic()))):
+            if ticket.gone or ticket.session.ended:
+                raise Closed(ticket.gone or "the session is over")
+            if time.monotonic() >= end:
+                now, limit = mapping.version, request.timeout
+                raise WaitTimeout(f"version is {now}, not yet {request.version}, after {limit:g} s")
+        return Answer(protocol.Applied(mapping.version))
+
+    def _operand(self, ticket: Ticket, number: int) -> Mapping:
+        """A segment that a vector operation works on."""
+        entry = self.store.attached(ticket.session, number)
+        assert entry.mapping is not None  # only its creator is attached before it has one, and waits for that
+        return entry.mapping
+
+    def _combine(self, ticket: Ticket, request: protocol.Combine) -> Answer:
+        remote = ticket.session.remote
+        if remote is None:
+            raise NotSupported("Combine is for clients that do not map their segments")
+        target = self._operand(ticket, request.segment)
+        source = self._operand(ticket, request.source) if request.source else None
+        with remote.update(request.segment):
+            version = target.combine(
+                request.how, request.scalar, source, request.offset, request.count, request.counts
+            )
+        return Answer(protocol.Applied(version))
+
+    def _reduce(self, ticket: Ticket, request: protocol.Reduce) -> Answer:
+        other = self._operand(ticket, request.other) if request.other else None
+        return Answer(protocol.Scalar(self._operand(ticket, request.segment).reduce(request.how, other)))
+
         entry = self.store.attached(ticket.session, request.segment)
         return Answer(self.lease.judge(entry, request.chunk, request.thread))

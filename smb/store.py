@@ -31,6 +31,7 @@ class Entry:
     named: bool = True  # False: freed, but somebody is still attached
     attached: dict[Session, int] = field(default_factory=dict)  # how often each
     born: float = field(default_factory=time.monotonic)
+    pins: int = 0  # snapshots that copy it: the memory stays until they are done
 
     @property
     def key(self) -> str:
@@ -54,7 +55,7 @@ class Entry:
         )
 
 
-def _difference(have: protocol.Create, want: protocol.Create) -> str:
+def difference(have: protocol.Create, want: protocol.Create) -> str:
     for name in ("count", "dtype", "lifetime", "meta"):
         a, b = getattr(have, name), getattr(want, name)
         if a != b:
@@ -86,11 +87,16 @@ class Store:
         self._by_key: dict[str, Entry] = {}
         self._by_number: dict[int, Entry] = {}
         self._sessions: dict[int, Session] = {}
-        self._numbers = 0
+        self._numbers = int(time.time()) << 24  # so that of two memories the one with the higher is the newer
 
     def _number(self) -> int:
         self._numbers += 1
         return self._numbers
+
+    def number_from(self, least: int) -> None:
+        """Give out numbers above ``least`` only: those of an earlier daemon."""
+        with self.lock:
+            self._numbers = max(self._numbers, least)
 
     # Sessions
 
@@ -98,17 +104,23 @@ class Store:
         with self.lock:
             if self.closed:
                 raise Closed("the daemon is closing")
-            session = Session(self._number(), secrets.randbits(63) + 1, pid, name, pidfd)
+            session = Session(secrets.randbits(63) + 1, secrets.randbits(63) + 1, pid, name, pidfd)
             self._sessions[session.number] = session
             return session
 
-    def join_session(self, number: int, secret: int, pid: int) -> Session:
-        """The session that another connection of the same process opened."""
+    def join_session(self, number: int, secret: int, pid: int | None) -> Session:
+        """The session that another connection of the same client opened.
+
+        pid  of the process that maps its segments, by the kernel's word; None for a client that does not
+        """
         with self.lock:
             session = self._sessions.get(number)
-            if session is None or not secrets.compare_digest(str(session.secret), str(secret)):
+            if session is None:
+                raise Closed(f"no session {number}: the daemon was restarted, or the session's lease ended")
+            remote = session.remote is not None
+            if remote != (pid is None) or not secrets.compare_digest(str(session.secret), str(secret)):
                 raise NotPermitted(f"no session {number} with this secret")
-            if session.pid != pid:
+            if pid is not None and session.pid != pid:
                 raise NotPermitted(
                     f"session {number} belongs to pid {session.pid}, not to {pid} (connect after a fork)"
                 )
@@ -119,6 +131,8 @@ class Store:
 
         Returns how many chunks it left locked or half written.
         """
+        if session.remote:
+            session.remote.revoke()  # before the lock, which what is under way may need to come to its end
         with self.lock:
             if session.ended:
                 return 0
@@ -207,7 +221,7 @@ class Store:
     def _join(self, session: Session, entry: Entry, wanted: protocol.Create) -> Entry:
         if not wanted.or_attach:
             raise KeyExists(f"segment {entry.key!r} exists already")
-        difference = _difference(entry.wanted, wanted)
+        difference = difference(entry.wanted, wanted)
         if difference:
             raise KeyExists(f"segment {entry.key!r} exists with {difference}")
         return self._enter(entry, session)
@@ -243,6 +257,54 @@ class Store:
                 self._settle(entry)
             self._changed.notify_all()
 
+    # Memory that was made elsewhere
+
+    def find(self, key: str) -> Entry | None:
+        """The segment of this key, whether published or not."""
+        with self.lock:
+            return self._by_key.get(key)
+
+    def has(self, key: str) -> bool:
+        return self.find(key) is not None
+
+    def check_budget(self, what: str, nbytes: int) -> None:
+        """Raise OutOfMemory unless so many more bytes fit."""
+        with self.lock:
+            held = self._by_number.values()
+            used, pending = sum(e.nbytes for e in held), sum(e.nbytes for e in held if not e.mapping)
+            self.budget.check(what, nbytes, used, pending)
+
+    def install(self, session: Session, wanted: protocol.Create, mapping: Mapping, age: float) -> Entry:
+        """A published segment of memory that exists; ``session`` owns it and is attached. Raises KeyExists."""
+        with self.lock:
+            if self.closed or session.ended:
+                raise Closed("the session is over")
+            if wanted.key in self._by_key:
+                raise KeyExists(f"segment {wanted.key!r} exists already")
+            entry = Entry(self._number(), wanted, session, mapping, published=True)
+            entry.born -= age
+            self._by_key[wanted.key] = self._by_number[entry.number] = entry
+            self._changed.notify_all()
+            return self._enter(entry, session)
+
+    def enter(self, entry: Entry, session: Session) -> None:
+        """Attach once more. The caller holds the lock."""
+        self._enter(entry, session)
+
+    def pin(self) -> tuple[int, list[Entry]]:
+        """The last number given out, and all published segments, whose memory stays until ``unpin``."""
+        with self.lock:
+            entries = [e for e in self._by_key.values() if e.published and e.mapping]
+            for entry in entries:
+                entry.pins += 1
+            return self._numbers, entries
+
+    def unpin(self, entries: list[Entry]) -> None:
+        with self.lock:
+            for entry in entries:
+                entry.pins -= 1
+                self._settle(entry)
+
     # Attachment
 
     def _enter(self, entry: Entry, session: Session) -> Entry:
@@ -254,6 +316,11 @@ class Store:
         if entry is None or session not in entry.attached:
             raise UnknownKey(f"this client is attached to no segment {number}")
         return entry
+
+    def is_attached(self, session: Session, number: int) -> bool:
+        with self.lock:
+            entry = self._by_number.get(number)
+            return entry is not None and session in entry.attached
 
     def attached(self, session: Session, number: int) -> Entry:
         with self.lock:
@@ -314,7 +381,7 @@ class Store:
         """Let go of what nobody can reach any more."""
         if not entry.attached and entry.published and entry.wanted.lifetime == "attached":
             self._unname(entry)
-        if entry.named or entry.attached:
+        if entry.named or entry.attached or entry.pins:
             return
         self._by_number.pop(entry.number, None)
         if entry.mapping:
@@ -338,8 +405,9 @@ class Store:
                 return
             self.closed = True
             self.life.close()
-            for session in list(self._sessions.values()):
-                self.end_session(session)
+        for session in self.sessions():
+            self.end_session(session)
+        with self.lock:
             for entry in list(self._by_number.values()):
                 self._unname(entry)
                 entry.attached.clear()

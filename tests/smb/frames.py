@@ -40,8 +40,9 @@ class Frames:
         if name == "segment":
             return pick.choice(self.segments)
         if isinstance(kind, Number):
-            numbers = [max(1, int(kind.low)), 2, 3, pick.randrange(1, 1000)]
-            return pick.choice([0.0, 0.001, 0.01] if kind.layout == "f64" else numbers)
+            if kind.layout == "f64":
+                return pick.choice([0.0, 0.001, 0.01])
+            return min(kind.high, max(kind.low, pick.choice([1, 2, 3, pick.randrange(1, 1000)])))
         if isinstance(kind, Choice):
             return pick.choice(kind.names)
         if isinstance(kind, Truth):

@@ -18,7 +18,7 @@ import smb
 from smb import listen
 from smb.listen import UnixListener, check_folder
 from smb.memory import RESERVE, Budget, cgroup_left, parse, show
-from smb.server import Peer
+from smb.peer import Peer
 from smb.store import Store
 from tests.smb.processes import Program, ServeProcess, client, wait_for
 

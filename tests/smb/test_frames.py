@@ -123,11 +123,14 @@ def test_a_session_is_joined_by_its_own_process_with_its_secret_only(
     box = smb.connect(served.addresses[0])
     (session,) = served.store.sessions()
     attacker = Attacker(str(folder / "box.sock"))
-    for number, secret in ((session.number, session.secret ^ 1), (session.number + 99, session.secret)):
+    for number, secret, refusal in (
+        (session.number, session.secret ^ 1, smb.NotPermitted),
+        (session.number + 99, session.secret, smb.Closed),
+    ):
         with attacker.open(greet=False) as sock:
             sock.sendall(protocol.pack(1, 1, hello(number, secret, "thief")))
             header, _ = attacker.reply(sock) or pytest.fail("no answer")
-            assert protocol.ERRORS[header.status] is smb.NotPermitted
+            assert protocol.ERRORS[header.status] is refusal
     attacker.close()
     box.close()
 
