@@ -11,10 +11,11 @@ from smb import protocol
 from smb.errors import Closed, NotSupported, WaitTimeout
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
+from smb.segment import Mapping
 from smb.store import Entry, Store
 
-
 SLICE = 0.2  # seconds between two looks at whether anybody still waits
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -49,11 +50,11 @@ class Service:
             protocol.Unlock: self._unlock,
             protocol.Stuck: self._stuck,
             protocol.Mend: self._mend,
-        }
             protocol.VersionOf: self._version,
             protocol.WaitVersion: self._wait_version,
             protocol.Combine: self._combine,
             protocol.Reduce: self._reduce,
+        }
 
     def answer(self, ticket: Ticket, request: object) -> Answer:
         """Do what ``request`` asks in the ticket's session. Raises RequestError."""
@@ -125,7 +126,6 @@ class Service:
         self.store.mend(ticket.session, request.segment)
         return Answer(protocol.Done())
 
-    def _stuck(self, ticket: Ticket, request: protocol.Stuck) -> Answer:
     def _version(self, ticket: Ticket, request: protocol.VersionOf) -> Answer:
         mapping = self.store.attached(ticket.session, request.segment).mapping
         return Answer(protocol.Applied(mapping.version if mapping else 0))
@@ -164,5 +164,6 @@ class Service:
         other = self._operand(ticket, request.other) if request.other else None
         return Answer(protocol.Scalar(self._operand(ticket, request.segment).reduce(request.how, other)))
 
+    def _stuck(self, ticket: Ticket, request: protocol.Stuck) -> Answer:
         entry = self.store.attached(ticket.session, request.segment)
         return Answer(self.lease.judge(entry, request.chunk, request.thread))
