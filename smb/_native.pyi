@@ -158,6 +158,21 @@ class Mapping:
     def holders(self) -> list[tuple[int, int]]:
         """(chunk, thread id) of the locks held now."""
 
+    def follow(self, life: Life) -> None:
+        """The next daemon has taken this memory over."""
+
+    def replace(self, control_fd: int, payload_fd: int, life: Life) -> None:
+        """The next daemon has other memory of this size under the name. Raises OSError."""
+
+    def tally(self, session: int) -> bool:
+        """Count this client's operations in the segment's line of this session; False when it has no room."""
+
+    def tallies(self) -> dict[int, tuple[int, int, int, int]]:
+        """Session -> (operations, bytes in, bytes out, staleness or -1), as the clients tell it themselves."""
+
+    def forget_tally(self, session: int) -> None:
+        """The daemon's: the line of a session that is over is free again."""
+
     def hold_chunk(self, chunk: int, half_written: bool = True) -> None:
         """For tests: be a writer in the middle of a chunk, from the calling thread."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ CHUNK_BYTES = 256 * 1024
 
 _SIZE_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _FUTURE_WRITE = 0x0010  # F_SEAL_FUTURE_WRITE, not in the fcntl module
+_HEAD_BYTES = 4096  # of the control file, before the chunks' words
 _NOEXEC_SEAL = 0x0008  # MFD_NOEXEC_SEAL, Linux 6.3; older kernels refuse the flag
 
 
@@ -111,11 +113,15 @@ class Mapping(_native.Mapping):
                                     operation here waits for; what it raises ends the operation
     on_torn(chunk)                  called every 10 ms while a read-only reader finds a chunk which a writer
                                     left half-done as it died; should have the daemon repair() it
+    on_dead()                       called when an operation finds the daemon dead, before it does anything;
+                                    should have follow() or replace() called, or raise. An operation that has
+                                    begun then ends in its own memory whatever becomes of the daemon
     patience                        seconds without progress after which an operation gives up
     """
 
     on_stuck: Callable[[int, int, float], None] | None = None
     on_torn: Callable[[int], None] | None = None
+    on_dead: Callable[[], None] | None = None
     patience: float = 60.0
 
     def __init__(
@@ -194,6 +200,31 @@ class Mapping(_native.Mapping):
     def payload_fd(self) -> int:
         """The payload file, for passing on; -1 once closed."""
         return self._payload_fd
+
+    def start_version(self, version: int) -> None:
+        """Begin to count at ``version``; for whoever made the segment, before anyone else knows it."""
+        os.pwrite(self._control_fd, version.to_bytes(8, "little"), 0)
+
+    def work_done(self) -> int:
+        """A number that changes with every write to any chunk, counted in the version or not."""
+        words = os.pread(self._control_fd, _native.control_bytes(self.nbytes), 0)[_HEAD_BYTES:]
+        return zlib.crc32(words)
+
+    def take_over(self, control_fd: int, payload_fd: int, life: Life) -> None:
+        """Become another daemon's segment of this size; the descriptors stay the caller's."""
+        _check_file(control_fd, _native.control_bytes(self.nbytes), "control file")
+        _check_file(payload_fd, self.nbytes, "payload file")
+        fds: list[int] = []
+        try:
+            fds += [os.dup(control_fd), os.dup(payload_fd)]
+            self.replace(fds[0], fds[1], life.native)
+        except BaseException:
+            for fd in fds:
+                os.close(fd)
+            raise
+        for fd in (self._control_fd, self._payload_fd):
+            os.close(fd)
+        self._control_fd, self._payload_fd = fds
 
     def readonly_fds(self) -> tuple[int, int]:
         """New descriptors of both files that cannot be mapped writable; the caller closes them."""

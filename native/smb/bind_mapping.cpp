@@ -112,6 +112,9 @@ struct Range {
     return mapping.in_range(given.function, static_cast<Py_ssize_t>(begin), count);
   }
 
+  // The bytes of it, for the tally.
+  size_t bytes(const Region& region) const { return count * region.item(); }
+
   // What an operation on this range is to return: a stripe's update is counted once all stripes are done.
   uint64_t finish(const Region& region, bool updated) const {
     return updated && stripe.of == 1 ? region.count_update() : region.head().version.load();
@@ -142,6 +145,7 @@ PyObject* read(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyO
   ReadPass pass(*region, range.begin, range.count, out.data);
   pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "read")) return nullptr;
+  mapping->tally.moved(*region, 0, range.bytes(*region));
   Py_RETURN_NONE;
 }
 
@@ -163,7 +167,10 @@ PyObject* write(PyObject* self, PyObject* const* args, Py_ssize_t positional, Py
   WritePass pass(*region, range.begin, range.count, source.data);
   pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "write")) return nullptr;
-  return version_object(range.finish(*region, true));
+  const uint64_t version = range.finish(*region, true);
+  mapping->tally.moved(*region, range.bytes(*region), 0);
+  if (range.stripe.of == 1) mapping->tally.updated();
+  return version_object(version);
 }
 
 PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t positional, PyObject* keywords) {
@@ -191,7 +198,10 @@ PyObject* exchange(PyObject* self, PyObject* const* args, Py_ssize_t positional,
   ExchangePass pass(*region, range.begin, range.count, local.floats(), static_cast<float>(alpha));
   pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, thread_count(threads), "exchange")) return nullptr;
-  return version_object(range.finish(*region, true));
+  const uint64_t version = range.finish(*region, true);
+  mapping->tally.moved(*region, range.bytes(*region), range.bytes(*region));
+  if (range.stripe.of == 1) mapping->tally.exchanged(*region, version);
+  return version_object(version);
 }
 
 PyObject* accumulate_segment(PyObject* self, NativeMapping& mapping, const NativeMapping& source, float scale,
@@ -206,6 +216,8 @@ PyObject* accumulate_segment(PyObject* self, NativeMapping& mapping, const Nativ
   }
   AccumulateSegmentPass pass(*to, static_cast<size_t>(offset), source.count, *from, scale);
   if (!mapping.perform(self, pass, threads, "accumulate")) return nullptr;
+  mapping.tally.moved(*to, source.count * to->item(), 0);
+  mapping.tally.updated();
   return version_object(to->count_update());
 }
 
@@ -236,7 +248,10 @@ PyObject* accumulate(PyObject* self, PyObject* const* args, Py_ssize_t positiona
   AccumulatePass pass(*region, range.begin, range.count, source.floats(), scale);
   pass.spread(range.stripe, range.from);
   if (!mapping->perform(self, pass, threads, "accumulate")) return nullptr;
-  return version_object(range.finish(*region, true));
+  const uint64_t version = range.finish(*region, true);
+  mapping->tally.moved(*region, range.bytes(*region), 0);
+  if (range.stripe.of == 1) mapping->tally.updated();
+  return version_object(version);
 }
 
 template <PyObject* (*method)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>
@@ -299,6 +314,7 @@ bool wait(NativeMapping& mapping, uint64_t wanted, double timeout) {
   need(mapping.usable());
   const int64_t deadline = monotonic_ns() + static_cast<int64_t>(std::min(std::max(timeout, 0.0), 1e9) * 1e9);
   for (;;) {
+    const std::shared_ptr<Region> region = mapping.region;  // another one when the daemon was
     if (region->head().version.load(std::memory_order_acquire) >= wanted) return true;
     const int64_t left = deadline - monotonic_ns();
     if (left <= 0) return false;
@@ -308,6 +324,21 @@ bool wait(NativeMapping& mapping, uint64_t wanted, double timeout) {
     }
     need(PyErr_CheckSignals() == 0 && mapping.usable());
   }
+}
+
+// Session -> (operations, bytes in, bytes out, staleness or -1), as the clients tell it themselves.
+py::dict tallies(const NativeMapping& mapping) {
+  py::dict found;
+  const std::shared_ptr<Region> region = mapping.region;
+  for (size_t i = 0; region && i < kTallyLines; ++i) {
+    const TallyLine& line = tally_line(*region, i);
+    const uint64_t session = line.session.load(std::memory_order_relaxed);
+    if (session == 0) continue;
+    const int64_t stale = static_cast<int64_t>(std::min(line.stale.load(), uint64_t{1} << 62)) - 1;
+    found[py::int_(session)] =
+        py::make_tuple(line.operations.load(), line.bytes_in.load(), line.bytes_out.load(), stale);
+  }
+  return found;
 }
 
 size_t mend(NativeMapping& mapping, py::object tid_alive) {
@@ -384,6 +415,13 @@ void bind_mapping(py::module_& m) {
       .def("wait", wait, arg("version"), arg("timeout"))
       .def("repair", mend, arg("tid_alive") = py::none())
       .def("holders", holders)
+      .def("tally", [](NativeMapping& self, uint64_t session) {
+        return self.region && self.tally.claim(*self.region, session);
+      }, arg("session"))
+      .def("tallies", tallies)
+      .def("forget_tally", [](NativeMapping& self, uint64_t session) {
+        if (self.region) Tally::forget(*self.region, session);
+      }, arg("session"))
       .def("hold_chunk", hold_chunk, arg("chunk"), arg("half_written") = true)
       .def("release_chunk", release_chunk, arg("chunk"))
       .def("follow", &NativeMapping::follow, arg("life"))

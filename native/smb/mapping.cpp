@@ -15,7 +15,8 @@ constexpr double kStuckEvery = 1.0;
 // What the waiting thread does between its tries; knows the Python object's callbacks.
 class Waiter {
  public:
-  Waiter(PyObject* self, const Life* life) : self_(self), life_(life) {}
+  // life: null where the daemon's death is not to end the operation.
+  Waiter(PyObject* self, std::shared_ptr<Life> life) : self_(self), life_(std::move(life)) {}
 
   bool operator()(size_t chunk, uint32_t owner, double seconds) {
     if (life_ && !life_->alive()) {
@@ -78,7 +79,7 @@ class Waiter {
   }
 
   PyObject* self_;
-  const Life* life_;
+  const std::shared_ptr<Life> life_;  // kept: the mapping may follow another daemon meanwhile
   double last_seconds_ = 0;
   double next_visit_ = 0;
   double next_call_ = kStuckEvery;
@@ -103,11 +104,19 @@ void raise_nonfinite(const Pass& pass, const Outcome& outcome, const char* verb)
       PyErr_SetObject(type, error);
     }
     Py_XDECREF(chunk);
-    Py_XDECREF(element);
+    Py_XDECREF(index);
   }
   Py_XDECREF(error);
   Py_XDECREF(message);
   Py_DECREF(type);
+}
+
+// An operation that has begun ends in its own memory, whatever becomes of the daemon, where another may follow.
+bool has_on_dead(PyObject* self) {
+  PyObject* on_dead = PyObject_GetAttrString(self, "on_dead");
+  if (on_dead == nullptr) PyErr_Clear();
+  Py_XDECREF(on_dead);
+  return on_dead != nullptr && on_dead != Py_None;
 }
 
 void raise_gave_up(const Pass& pass, const Outcome& outcome, const Waiter& waiter, const char* verb) {
@@ -138,11 +147,7 @@ NativeMapping::NativeMapping(int control_fd, int payload_fd, size_t count, const
                              std::shared_ptr<Life> life)
     : count(count), dtype(dtype_of_name(dtype)), life(std::move(life)) {
   if (this->dtype.size == 0) throw std::invalid_argument("no such element type");
-  struct stat payload;
-  if (fstat(payload_fd, &payload) == 0) {
-    device = payload.st_dev;
-    inode = payload.st_ino;
-  }
+  identify(payload_fd);
   region = std::make_shared<Region>(control_fd, payload_fd, count * this->dtype.size, this->dtype.size, readonly);
 }
 
@@ -151,11 +156,37 @@ bool NativeMapping::usable() const {
     raise("Closed", "the mapping was closed");
     return false;
   }
-  if (life && !life->alive()) {
-    raise("TransportError", "the daemon died; the segment's last values can still be rescued from the mapping");
-    return false;
-  }
-  return true;
+  if (!life || life->alive()) return true;
+  if (!find_next_daemon()) return false;
+  if (region && life->alive()) return true;
+  raise("TransportError", "the daemon died; the segment's last values can still be rescued from the mapping");
+  return false;
+}
+
+// Calls on_dead, where there is one. False with the error that it raised.
+bool NativeMapping::find_next_daemon() const {
+  const pybind11::object self = pybind11::cast(this, pybind11::return_value_policy::reference);
+  if (!has_on_dead(self.ptr())) return true;
+  PyObject* on_dead = PyObject_GetAttrString(self.ptr(), "on_dead");
+  if (on_dead == nullptr) return false;
+  PyObject* result = PyObject_CallNoArgs(on_dead);
+  Py_DECREF(on_dead);
+  Py_XDECREF(result);
+  return result != nullptr;
+}
+
+void NativeMapping::identify(int payload_fd) {
+  struct stat payload;
+  if (fstat(payload_fd, &payload) != 0) return;
+  device = payload.st_dev;
+  inode = payload.st_ino;
+}
+
+void NativeMapping::replace(int control_fd, int payload_fd, std::shared_ptr<Life> next) {
+  const bool readonly = region && region->readonly();
+  region = std::make_shared<Region>(control_fd, payload_fd, count * dtype.size, dtype.size, readonly);
+  identify(payload_fd);
+  life = std::move(next);
 }
 
 bool NativeMapping::writable() const {
@@ -198,7 +229,7 @@ bool NativeMapping::perform(PyObject* self, Pass& pass, size_t threads, const ch
   const bool keep_gil = one_chunk && pass.count * dtype.size <= kKeepGilBytes;
   Outcome outcome;
   if (keep_gil && run_quickly(pass, outcome) && outcome.kind == Outcome::done) return true;
-  Waiter waiter(self, watch_life ? life.get() : nullptr);
+  Waiter waiter(self, watch_life && !has_on_dead(self) ? life : nullptr);
   if (outcome.kind == Outcome::done) {
     const GilRelease released(true);
     if (keep_gil || !one_chunk || !run_quickly(pass, outcome)) {
