@@ -76,6 +76,9 @@ def measures(
         return lambda: samples[key].extend(take())
 
     taken = [add(("small",), small.exchange), add(("memset",), partial(memset, 256 * MIB))]
+    for mib, one in exchanges.items():
+        for name, copy in (("read", one.read), ("write", one.write), ("memcpy", one.memcpy)):
+            taken.append(add((name, mib), copy))
     for threads in (1, 2):
         taken.append(add(("prefault", threads), partial(prefault, 256 * MIB, threads)))
         for mib in sizes:
@@ -143,6 +146,9 @@ def report(samples: Samples, sizes: list[int], mpis: list[Mpi]) -> Table:
         table.add(
             f"{mib} MiB: two threads over one", median["shm", mib, 1] / median["shm", mib, 2], 1.7, False
         )
+        for name in ("read", "write"):
+            ratio = median[name, mib] / median["memcpy", mib]
+            table.add(f"{mib} MiB: {name} / memcpy of private memory", ratio, 1.1, True)
     table.add("4 KiB exchange from Python, microseconds", median["small",] * 1e6, 1.0, True)
     table.add("pre-fault / memset, one thread", median["prefault", 1] / median["memset",], 1.05, True)
     table.add("pre-fault / memset, two threads", median["prefault", 2] / median["memset",], 0.7, True)

@@ -58,6 +58,17 @@ class Exchanges:
     def shm(self, threads: int) -> list[float]:
         return timed(lambda: self.segment.exchange(self.local, ALPHA, threads=threads))
 
+    def read(self) -> list[float]:
+        return timed(lambda: self.segment.read(self.local))
+
+    def write(self) -> list[float]:
+        return timed(lambda: self.segment.write(self.local))
+
+    def memcpy(self) -> list[float]:
+        """The C library's copy between private arrays, which chooses its stores itself."""
+        ends = self.other.ctypes.data, self.center.ctypes.data, self.other.nbytes
+        return timed(lambda: ctypes.memmove(*ends))
+
     def kernel(self, threads: int, check: bool = True) -> list[float]:
         return timed(lambda: _native.exchange(self.other, self.center, ALPHA, threads=threads, check=check))
 
@@ -114,6 +125,7 @@ class Workers:
             ours, theirs = Pipe()
             pid = os.fork()
             if pid == 0:
+                ours.close()  # else it would keep the other end of its own pipe open and never see its end
                 try:
                     self._serve(theirs)
                 finally:
