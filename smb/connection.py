@@ -13,21 +13,25 @@ import select
 import socket
 import ssl
 import threading
+import time
 from typing import Protocol
 
 from smb import protocol
 from smb.errors import Closed, NotPermitted, NotSupported, ProtocolError, RequestError, SmbError
+from smb.limits import Bucket
 from smb.peer import Peer
 from smb.remote import Remote, Stream
 from smb.rendezvous import Session, Ticket
 from smb.service import Answer, Service
 from smb.store import Store
-from smb.transport.frames import close_all, receive, send
+from smb.transport.frames import close_all, receive, receive_by, send
 from smb.watcher import Watcher
 
 log = logging.getLogger(__name__)
 IDLE = 1e9  # seconds that a connection may be silent: the session's lease judges that, not the connection
 LONGEST = protocol.MAX_HEAD + protocol.MAX_PIECE  # bytes of a frame's body
+LONGEST_HELLO = 1 << 12  # bytes of a frame's body before Hello
+BODY_SECONDS, BODY_RATE = 10.0, 1 << 16  # a begun body has so long, and a second more for so many bytes
 
 
 class Visit(Protocol):
@@ -75,6 +79,7 @@ class Connection:
         self._session: Session | None = None
         self._ticket: Ticket | None = None
         self._stream: Stream | None = None
+        self._bucket = Bucket(house.store.limits.rate)
         self._abandoned = False  # whether the latest request's client went away while it waited
         self.thread = threading.Thread(target=self._run, name="smb-connection", daemon=True)
 
@@ -118,16 +123,25 @@ class Connection:
 
     def _next(self) -> bytes | None:
         """The header of the next frame that is to be answered here; nothing at the end of the stream."""
-        if self._session is None:
-            return self._receive(protocol.HEADER.size)
+        if self._visit and self._session is None:
+            return self._visit.receive(self._socket, protocol.HEADER.size)
         if self._stream is None or isinstance(self._socket, ssl.SSLSocket):
             return receive(self._socket, protocol.HEADER.size)
         return self._stream.native.serve(self._socket.fileno(), IDLE)
 
-    def _receive(self, count: int) -> bytes:
+    def _body(self, length: int) -> bytes:
+        """What follows a header. Who stops in the middle of it must not hold its memory for ever."""
         if self._visit and self._session is None:
-            return self._visit.receive(self._socket, count)
-        return receive(self._socket, count)
+            return self._visit.receive(self._socket, length)
+        try:
+            return receive_by(self._socket, length, time.monotonic() + BODY_SECONDS + length / BODY_RATE)
+        finally:
+            self._socket.settimeout(None)
+
+    def _longest(self) -> int:
+        if self._session is None:
+            return LONGEST_HELLO
+        return LONGEST if self._stream else protocol.MAX_REQUEST
 
     def _serve_one(self) -> bool:
         """One request; False when the stream ended or its framing is lost."""
@@ -135,13 +149,15 @@ class Connection:
         if not head:
             return False
         try:
-            header = protocol.unpack_header(head, LONGEST if self._stream else protocol.MAX_REQUEST)
+            header = protocol.unpack_header(head, self._longest())
         except ProtocolError as error:
             send(self._socket, protocol.pack_error(0, 0, error))
             return False
-        body = self._receive(header.length)
+        body = self._body(header.length)
         if len(body) < header.length:
             return False
+        if delay := self._bucket.delay():
+            time.sleep(delay)
         if self._stream is None:
             return self._converse(header, body)
         return self._speak(self._stream, head, header, body)
@@ -220,6 +236,8 @@ class Connection:
     def _answer(self, request: object) -> Answer:
         if isinstance(request, protocol.Hello):
             return Answer(self._hello(request))
+        if isinstance(request, protocol.Challenge | protocol.Prove):
+            raise NotSupported("this daemon asks for no token (any more)")
         session = self._session
         if session is None:
             raise NotPermitted(f"{type(request).__name__} before Hello")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from smb.client import Box
 from smb.errors import NotSupported, TransportError
-from smb.gate import terms
+from smb.gate import guarded, terms
 from smb.listen import Listener, TcpListener, UnixListener, check_folder, default_path
 from smb.options import ServeOptions
 from smb.server import Daemon
+from smb.tls import Tls, from_environment
 from smb.transport import base
 from smb.transport.base import Options
 from smb.transport.local import LocalTransport
@@ -56,17 +57,24 @@ def own_name() -> str:
 
 
 def connect(
-    address: str | None = None, token: str | None = None, timeout: float = 30.0, name: str | None = None
+    address: str | None = None,
+    token: str | os.PathLike[str] | bytes | None = None,
+    timeout: float = 30.0,
+    name: str | None = None,
+    tls: Tls | None = None,
 ) -> Box:
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
     address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT". None: $SMB_ADDRESS; else the
              user's own running daemon at the default socket; else a box inside this process, one a process
-    token    for tcp and rdma
+    token    for tcp and rdma: a file that nobody else can read, or the bytes. None: the file $SMB_TOKEN_FILE,
+             else, for a daemon on this host, the one that the user's own daemon left
     timeout  seconds that one answer of the daemon may take, waits not counted
     name     what messages and `smb ls -v` call this client; the program's name by default
+    tls      for tcp: who signed the daemon's certificate, and one's own. None: what $SMB_TLS_CA,
+             $SMB_TLS_CERT and $SMB_TLS_KEY name, else no TLS
     """
-    options = Options((name or own_name())[:80], timeout, token)
+    options = Options((name or own_name())[:80], timeout, token, tls or from_environment())
     address = address or os.environ.get("SMB_ADDRESS") or None
     if address:
         box = Box(base.connect(address, options), address, options)
@@ -104,6 +112,8 @@ def serve(
     tcp: str | None = None,
     rdma: str | None = None,
     token: str | os.PathLike[str] | bytes | None = None,
+    tls: Tls | None = None,
+    insecure: bool = False,
     memory_limit: int | None = None,
     lease: float = 30.0,
     options: ServeOptions | None = None,
@@ -112,7 +122,10 @@ def serve(
 
     unix          the socket's path; the user's default socket when no address is given at all
     tcp           "HOST:PORT" to listen at as well; "*" is every address of this host, port 0 is chosen
-    token         what clients over TCP prove to have: a file that nobody else can read, or the bytes
+    token         what clients over TCP prove to have: a file that nobody else can read, or the bytes. None at
+                  an address of this host: the user's own, which smb.connect finds
+    tls           the daemon's certificate; with ``ca`` set, clients must show one too
+    insecure      listen without token or client certificates
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which a client that holds a chunk lock while others wait is killed, and after
                   which one that came over TCP and is not heard from is gone
@@ -130,8 +143,10 @@ def serve(
             listeners.append(UnixListener(Path(unix) if unix is not None else default_path()))
             stack.callback(listeners[-1].close)
         if tcp is not None:
-            listeners.append(TcpListener(tcp, terms(token, None)))
-            stack.callback(listeners[-1].close)
+            port = TcpListener(tcp, terms(token, tls))
+            stack.callback(port.close)
+            port.terms, port.own_token = guarded(port.hosts, terms(token, tls), insecure)
+            listeners.append(port)
         daemon = Daemon(listeners, chosen)
         stack.pop_all()
     return daemon

@@ -16,7 +16,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from smb import auth, protocol, tls
@@ -74,6 +74,20 @@ def check_exposure(address: str, own: Terms, insecure: bool) -> None:
         log.warning(
             "listening at %s without token or client certificates: whoever reaches it is let in", address
         )
+
+
+def guarded(addresses: list[str], own: Terms, insecure: bool) -> tuple[Terms, auth.OwnToken | None]:
+    """The terms to listen under at these numeric addresses.
+
+    Where nothing is asked for and only this host can come, the user's own token is, unless ``insecure``:
+    other users are on this host too. It is the caller's to close. Raises NotPermitted.
+    """
+    for address in addresses:
+        check_exposure(address, own, insecure)
+    if not own.open or insecure:
+        return own, None
+    made = auth.OwnToken()
+    return replace(own, token=made.token), made
 
 
 class Gate:

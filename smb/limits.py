@@ -14,13 +14,13 @@ class Limits:
     """What all clients of one daemon may take together, beside memory, and one of them alone.
 
     clients      sessions at a time
-    connections  of one client; it has one for each of its threads
+    connections  of one client that came over TCP; it has one for each of its threads
     segments     that exist at a time
     rate         requests a second of one connection, 0: any number. Who asks faster is slowed, not refused
     """
 
     clients: int = 4096
-    connections: int = 256
+    connections: int = 1024
     segments: int = 100_000
     rate: float = 0.0
 

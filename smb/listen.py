@@ -17,6 +17,7 @@ from smb import network
 from smb.errors import RequestError, SmbError, TransportError
 
 if TYPE_CHECKING:
+    from smb.auth import OwnToken
     from smb.gate import Terms
 
 BACKLOG = 512
@@ -149,6 +150,7 @@ class TcpListener:
 
     def __init__(self, where: str, terms: Terms) -> None:
         self.terms: Terms | None = terms
+        self.own_token: OwnToken | None = None  # made for this listener, removed with it
         host, port = network.parse(where)
         everywhere = host in network.EVERYWHERE
         self.sockets: list[socket.socket] = []
@@ -210,6 +212,8 @@ class TcpListener:
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)  # wakes the thread in accept
             sock.close()
+        if self.own_token:
+            self.own_token.close()
 
 
 class _NoSuchAddress(Exception):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from smb.limits import Limits
 
 
 @dataclass(frozen=True)
@@ -12,10 +14,12 @@ class ServeOptions:
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which a stuck holder of a chunk lock is killed, and a client without
                   shared memory that is not heard from is gone
+    limits        what all clients together, and one alone, may take beside memory
     """
 
     memory_limit: int | None = None
     lease: float = 30.0
+    limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
         if not self.lease > 0:

@@ -16,7 +16,6 @@ from smb import _native
 from smb.errors import Closed, NotPermitted, OutOfMemory, ProtocolError, RequestError, UnknownKey
 
 HANDOVER = 20.0  # seconds that an earlier connection may take to leave a stream
-MAX_STREAMS = 4096  # of one session
 
 
 class Speaker(Protocol):
@@ -88,10 +87,11 @@ class Remote:
 
     where  HOST:PORT that it comes from, for messages; "" for this host
     make   a stream's native part on the session's table
+    most   streams that it may have at a time
     """
 
-    def __init__(self, where: str, make: Callable[[_native.Table], _native.Stream]) -> None:
-        self.where = where
+    def __init__(self, where: str, make: Callable[[_native.Table], _native.Stream], most: int) -> None:
+        self.where, self._most = where, most
         self.table = _native.Table()
         self._make = make
         self._lock = threading.Lock()
@@ -112,8 +112,8 @@ class Remote:
                 if number not in self._streams:
                     raise UnknownKey(f"this session has no stream {number}")
                 return self._streams[number]
-            if len(self._streams) >= MAX_STREAMS:
-                raise OutOfMemory(f"this session has {MAX_STREAMS} streams, which is the limit")
+            if len(self._streams) >= self._most:
+                raise OutOfMemory(f"this client has {self._most} connections, which is the limit")
             self._numbers += 1
             stream = self._streams[self._numbers] = Stream(self._numbers, self._make(self.table))
             return stream

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 JOIN = 5.0  # seconds that a thread may take to end
 PATIENCE = 15.0  # seconds beyond the lease after which an operation that a stuck holder blocks gives up
+EACH = 4  # connections that a client has on average, when there are as many clients as may be
 ACCEPT_ERRORS = (errno.EINVAL, errno.EBADF)  # the listener was closed
 
 
@@ -45,7 +46,7 @@ class Daemon:
 
     def __init__(self, listeners: list[Listener], options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        self.store = Store(self.options.memory_limit, self.options.lease)
+        self.store = Store(self.options.memory_limit, self.options.lease, limits=self.options.limits)
         self.service = Service(self.store)
         self.watcher = Watcher()
         self.gate = Gate()
@@ -95,11 +96,14 @@ class Daemon:
             return
         connection = Connection(self, sock, listener.where(place), visit)
         with self._lock:
+            full = len(self._connections) >= EACH * self.options.limits.clients
             self._connections.add(connection)
         try:
+            if full:
+                raise RuntimeError(f"{len(self._connections) - 1} are there, the limit (--max-clients)")
             connection.thread.start()
         except RuntimeError as error:
-            log.error("cannot serve a connection: %s", error)
+            self.gate.alarm("full", f"cannot serve a connection: {error}")
             self.forget(connection)
             if visit:
                 visit.leave()
@@ -138,16 +142,17 @@ class Daemon:
 
     def begin_remote(self, where: str, pid: int, name: str) -> Session:
         """Open a session that ends when it is not heard from for a lease."""
-        session = self.store.open_session(pid, name)
+        session, limits = self.store.open_session(pid, name), self.options.limits
 
         def on_stuck(segment: int, chunk: int, thread: int, seconds: float) -> None:
             entry = self.store.attached(session, segment)
             self.service.lease.judge(entry, chunk, thread)
 
         def make(table: _native.Table) -> _native.Stream:
-            return _native.Stream(table, patience=self.store.lease + PATIENCE, on_stuck=on_stuck)
+            rate = limits.rate
+            return _native.Stream(table, rate=rate, patience=self.store.lease + PATIENCE, on_stuck=on_stuck)
 
-        session.remote = Remote(where, make)
+        session.remote = Remote(where, make, limits.connections)
         with self._lock:
             if self._leases is None:
                 self._leases = threading.Thread(target=self._end_leases, name="smb-leases", daemon=True)

@@ -11,11 +11,11 @@ from functools import partial
 
 from smb import protocol
 from smb.errors import Closed, KeyExists, NotPermitted, OutOfMemory, RequestError, UnknownKey, WaitTimeout
+from smb.limits import Limits
 from smb.memory import Budget
 from smb.rendezvous import Rendezvous, Session, Ticket
 from smb.segment import Life, Mapping
 
-MAX_SEGMENTS = 100_000
 TWO_THREADS = 32 << 20  # bytes from which populating pages with two threads pays
 
 
@@ -72,12 +72,18 @@ class Store:
 
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which the living holder of a chunk lock that others wait for counts as stuck
+    limits        of sessions and segments
     """
 
     def __init__(
-        self, memory_limit: int | None = None, lease: float = 30.0, budget: Budget | None = None
+        self,
+        memory_limit: int | None = None,
+        lease: float = 30.0,
+        budget: Budget | None = None,
+        limits: Limits | None = None,
     ) -> None:
         self.lease = lease
+        self.limits = limits or Limits()
         self.lock = threading.RLock()
         self.rendezvous = Rendezvous(self.lock)
         self.budget = budget or Budget(memory_limit)
@@ -104,6 +110,8 @@ class Store:
         with self.lock:
             if self.closed:
                 raise Closed("the daemon is closing")
+            if len(self._sessions) >= self.limits.clients:
+                raise OutOfMemory(f"{self.limits.clients} clients are there, the limit (--max-clients)")
             session = Session(secrets.randbits(63) + 1, secrets.randbits(63) + 1, pid, name, pidfd)
             self._sessions[session.number] = session
             return session
@@ -227,8 +235,8 @@ class Store:
         return self._enter(entry, session)
 
     def _reserve(self, ticket: Ticket, wanted: protocol.Create) -> Entry:
-        if len(self._by_number) >= MAX_SEGMENTS:
-            raise OutOfMemory(f"{MAX_SEGMENTS} segments exist, which is the limit")
+        if len(self._by_number) >= self.limits.segments:
+            raise OutOfMemory(f"{self.limits.segments} segments exist, which is the limit (--max-segments)")
         entry = Entry(self._number(), wanted, ticket.session)
         held = self._by_number.values()
         used, pending = sum(e.nbytes for e in held), sum(e.nbytes for e in held if not e.mapping)

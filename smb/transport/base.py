@@ -6,11 +6,13 @@ A transport is one module that offers ``connect(where, options) -> Transport`` a
 from __future__ import annotations
 
 import importlib
+import os
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from smb import protocol
 from smb.errors import NotSupported, RequestError, SmbError
+from smb.tls import Tls
 
 Array = Any  # a C-contiguous numpy array or CPU torch tensor
 
@@ -25,7 +27,8 @@ class Options:
 
     name: str  # for messages and `smb ls -v`
     timeout: float = 30.0  # seconds that one answer of the daemon may take
-    token: str | None = None  # for tcp and rdma
+    token: str | os.PathLike[str] | bytes | None = None  # for tcp and rdma: a file, or the bytes
+    tls: Tls | None = None  # for tcp; None: in the clear
 
 
 class Attachment(Protocol):
