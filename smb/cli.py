@@ -16,11 +16,15 @@ import smb
 
 if TYPE_CHECKING:
     from smb.client import Box
+    from smb.tls import Tls
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 STAT = ("key", "count", "dtype", "nbytes", "lifetime", "version", "sessions", "owner", "age", "meta")
-EPILOG = "ADDRESS is unix:PATH; without it $SMB_ADDRESS, else the user's own daemon at the default socket."
+EPILOG = (
+    "ADDRESS is unix:PATH or tcp://HOST:PORT; without it $SMB_ADDRESS, else the user's own daemon at the "
+    "default socket. Instead of --token and --tls-*: $SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
+)
 
 
 def size(text: str) -> int:
@@ -40,6 +44,12 @@ def positive(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
     return value
+
+
+def whole(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
 
 
 def parser() -> argparse.ArgumentParser:
@@ -62,9 +72,12 @@ def parser() -> argparse.ArgumentParser:
         help="kill a client that keeps others waiting for a lock longer than S seconds (default: 30)",
     )
     serve.add_argument("--verbose", "-v", action="store_true", help="log sessions too")
+    add_access(serve)
 
     client = argparse.ArgumentParser(add_help=False)
     client.add_argument("--address", "-a", metavar="ADDRESS", help="the daemon (see `smb --help`)")
+    client.add_argument("--token", metavar="FILE", help="what the daemon asks for over TCP")
+    add_tls(client, "signed the daemon's certificate (and speak TLS)")
 
     ls = commands.add_parser("ls", parents=[client], help="list the segments", epilog=EPILOG)
     ls.add_argument("--verbose", "-v", action="store_true", help="and the sessions")
@@ -85,7 +98,43 @@ def parser() -> argparse.ArgumentParser:
     free = commands.add_parser("free", parents=[client], help="take a segment's key away", epilog=EPILOG)
     free.add_argument("key", nargs="+")
     add_doctor(commands)
+    token = commands.add_parser("token", help="make a token: a new file of mode 0600 for `smb serve --token`")
+    token.add_argument("file")
     return top
+
+
+def add_access(serve: argparse.ArgumentParser) -> None:
+    """Who may come in over a network, and how much of the daemon they may use."""
+    serve.add_argument("--tcp", metavar="HOST:PORT", help="listen here too; * is every address of this host")
+    serve.add_argument(
+        "--token",
+        metavar="FILE",
+        help="clients over TCP must have it (default on loopback: the user's own; `smb token` makes one)",
+    )
+    add_tls(serve, "signed the certificates that clients must show")
+    serve.add_argument(
+        "--insecure", action="store_true", help="listen though neither token nor certificate is asked for"
+    )
+    serve.add_argument("--max-clients", type=whole, default=4096, metavar="N", help="(default: 4096)")
+    serve.add_argument("--max-segments", type=whole, default=100_000, metavar="N", help="(default: 100000)")
+    serve.add_argument(
+        "--max-rate", type=positive, default=0.0, metavar="R", help="requests a second of one connection"
+    )
+
+
+def add_tls(command: argparse.ArgumentParser, signed: str) -> None:
+    command.add_argument("--tls-ca", metavar="FILE", help=f"authority that {signed}, in PEM")
+    command.add_argument("--tls-cert", metavar="FILE", help="one's own certificate, in PEM")
+    command.add_argument("--tls-key", metavar="FILE", help="its key (default: in the certificate's file)")
+
+
+def tls_files(options: argparse.Namespace) -> Tls | None:
+    files = options.tls_cert, options.tls_key, options.tls_ca
+    if not any(files):
+        return None
+    from smb.tls import Tls
+
+    return Tls(*files)
 
 
 def transport(text: str) -> str:
@@ -113,6 +162,8 @@ def serve(options: argparse.Namespace) -> int:
     import resource
 
     from smb.embedded import serve as start
+    from smb.limits import Limits
+    from smb.options import ServeOptions
 
     logging.basicConfig(
         level=logging.INFO if options.verbose else logging.WARNING,
@@ -122,7 +173,16 @@ def serve(options: argparse.Namespace) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: all of them inherit it
-    with start(unix=options.unix, memory_limit=options.memory_limit, lease=options.lease) as daemon:
+    limits = Limits(options.max_clients, segments=options.max_segments, rate=options.max_rate)
+    chosen = ServeOptions(options.memory_limit, options.lease, limits)
+    with start(
+        options.unix,
+        tcp=options.tcp,
+        token=options.token,
+        tls=tls_files(options),
+        insecure=options.insecure,
+        options=chosen,
+    ) as daemon:
         print("listening at", *daemon.addresses, flush=True)
         signal.sigwait(signals)
     return 0
@@ -138,7 +198,7 @@ def connect(options: argparse.Namespace) -> Box:
         raise ValueError("--address '': is empty")  # a variable that was not set must not mean another daemon
     address = options.address or os.environ.get("SMB_ADDRESS")
     if address:
-        return to(address, name="smb")
+        return to(address, options.token, name="smb", tls=tls_files(options))
     try:
         return running(Options("smb"))
     except smb.TransportError as error:
@@ -244,6 +304,14 @@ def put(options: argparse.Namespace) -> int:
     return 0
 
 
+def token(options: argparse.Namespace) -> int:
+    from smb.auth import make
+
+    make(options.file)
+    print(f"{options.file}: a new token; give it to the daemon and to each client, by a way that is safe")
+    return 0
+
+
 def free(options: argparse.Namespace) -> int:
     with connect(options) as box:
         for key in options.key:
@@ -257,7 +325,16 @@ def doctor(options: argparse.Namespace) -> int:
     return run(options)
 
 
-COMMANDS = {"doctor": doctor, "serve": serve, "ls": ls, "stat": stat, "get": get, "put": put, "free": free}
+COMMANDS = {
+    "doctor": doctor,
+    "serve": serve,
+    "ls": ls,
+    "stat": stat,
+    "get": get,
+    "put": put,
+    "free": free,
+    "token": token,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
