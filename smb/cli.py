@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 STAT = ("key", "count", "dtype", "nbytes", "lifetime", "version", "sessions", "owner", "age", "meta")
 EPILOG = (
     "ADDRESS is unix:PATH or tcp://HOST:PORT; without it $SMB_ADDRESS, else the user's own daemon at the "
-    "default socket. Instead of --token and --tls-*: $SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
+    "default socket. For --token, --tls-*: $SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
 )
 
 
