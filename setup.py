@@ -19,12 +19,12 @@ FLAGS = [
 ]
 
 
-def extension(name: str, folder: str) -> Pybind11Extension:
+def extension(name: str, *folders: str) -> Pybind11Extension:
     return Pybind11Extension(
         name,
-        sorted(glob(f"native/{folder}/*.cpp")),
+        sorted(path for folder in folders for path in glob(f"native/{folder}/*.cpp")),
         include_dirs=["native"],
-        depends=sorted(glob(f"native/{folder}/*.hpp") + glob("native/common/*.hpp")),
+        depends=sorted(path for folder in (*folders, "common") for path in glob(f"native/{folder}/*.hpp")),
         cxx_std=17,
         extra_compile_args=FLAGS,
         extra_link_args=["-pthread"],
@@ -32,4 +32,4 @@ def extension(name: str, folder: str) -> Pybind11Extension:
 
 
 ParallelCompile().install()  # as many compilers as cores
-setup(ext_modules=[extension("smb._native", "smb"), extension("prototxt._native", "layers")])
+setup(ext_modules=[extension("smb._native", "smb", "net"), extension("prototxt._native", "layers")])

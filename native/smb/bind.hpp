@@ -25,6 +25,7 @@ class GilRelease {
 
 void bind_kernels(pybind11::module_& m);
 void bind_mapping(pybind11::module_& m);
+void bind_net(pybind11::module_& m);  // native/net
 void bind_vectors(pybind11::class_<class NativeMapping>& type);
 
 }  // namespace smb

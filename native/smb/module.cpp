@@ -1,8 +1,10 @@
-// The Python face of this folder: vector kernels, and segments mapped into this process.
+// The Python face of this folder and of native/net: vector kernels, segments mapped into this process, and
+// the data operations over sockets.
 #include "bind.hpp"
 
 PYBIND11_MODULE(_native, m) {
-  m.doc() = "Vector kernels, and segments as mapped into this process (see smb/segment.py).";
+  m.doc() = "Vector kernels, segments as mapped into this process (smb/segment.py), data operations over sockets.";
   smb::bind_kernels(m);
   smb::bind_mapping(m);
+  smb::bind_net(m);
 }

@@ -1,0 +1,75 @@
+#include "drive.hpp"
+
+#include <poll.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "line.hpp"
+#include "smb/robust.hpp"
+
+namespace smb::net {
+namespace {
+
+constexpr int64_t kSliceNs = 200000000;
+constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
+
+// Bytes moved; 0 when it would block.
+size_t moved(ssize_t result, const char* what) {
+  if (result >= 0) return static_cast<size_t>(result);
+  if (errno == EAGAIN || errno == EINTR) return 0;
+  throw LineError{LineError::failed, errno, what};
+}
+
+size_t receive(Transfer& transfer, int fd) {
+  const iovec room = transfer.incoming();
+  const ssize_t result = recv(fd, room.iov_base, room.iov_len, MSG_DONTWAIT);
+  if (result == 0) throw LineError{LineError::ended, 0, "the daemon ended the stream"};
+  const size_t bytes = moved(result, "receiving");
+  if (bytes) transfer.received(bytes);
+  return bytes;
+}
+
+size_t send(Transfer& transfer, int fd, bool* waiting) {
+  iovec parts[2];
+  const size_t count = transfer.outgoing(parts);
+  *waiting = count != 0;
+  if (count == 0) return 0;
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  const size_t bytes = moved(sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL), "sending");
+  if (bytes) transfer.sent(bytes);
+  return bytes;
+}
+
+}  // namespace
+
+void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted) {
+  int64_t deadline = monotonic_ns() + timeout_ns;
+  bool given_up = false;
+  while (!transfer.finished()) {
+    bool waiting = false;
+    const size_t out = send(transfer, fd, &waiting);
+    const size_t in = transfer.expecting() ? receive(transfer, fd) : 0;
+    if (in + out) {
+      if (!given_up) deadline = 0;  // counted from the next time that nothing moves
+      continue;
+    }
+    const int64_t now = monotonic_ns();
+    if (deadline == 0) deadline = now + timeout_ns;
+    if (now >= deadline) throw LineError{LineError::late, 0, "nothing moved"};
+    pollfd entry{fd, static_cast<short>((waiting ? POLLOUT : 0) | POLLIN), 0};
+    const timespec slice{0, std::min(kSliceNs, deadline - now)};
+    const int ready = ppoll(&entry, 1, &slice, nullptr);
+    if (ready < 0 && errno != EINTR) throw LineError{LineError::failed, errno, "poll"};
+    if (ready <= 0 && !given_up && interrupted()) {
+      given_up = true;
+      transfer.give_up();
+      deadline = monotonic_ns() + std::min(timeout_ns, kFarewellNs);
+    }
+  }
+}
+
+}  // namespace smb::net

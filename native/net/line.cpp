@@ -1,0 +1,112 @@
+#include "line.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <cerrno>
+
+#include "smb/robust.hpp"
+
+namespace smb::net {
+namespace {
+
+constexpr double kMaxSeconds = 1e6;
+
+int milliseconds(int64_t ns) { return static_cast<int>(std::min<int64_t>(std::max<int64_t>(ns, 0) / 1000000 + 1, 1000000)); }
+
+}  // namespace
+
+Line::Line(int fd, double idle_seconds)
+    : fd_(fd), idle_ns_(static_cast<int64_t>(std::min(std::max(idle_seconds, 0.001), kMaxSeconds) * 1e9)) {
+  const int flags = fcntl(fd, F_GETFL);
+  if (flags < 0) throw LineError{LineError::failed, errno, "the socket"};
+  blocking_ = !(flags & O_NONBLOCK);
+  if (!blocking_) return;
+  const timeval limit{idle_ns_ / 1000000000, idle_ns_ % 1000000000 / 1000};
+  if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
+      setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
+    throw LineError{LineError::failed, errno, "the socket's timeouts"};
+  }
+}
+
+void Line::await(short events, int64_t deadline, const char* what) const {
+  const int64_t left = deadline - monotonic_ns();
+  if (left <= 0) throw LineError{LineError::late, 0, what};
+  if (blocking_) return;  // the call itself waits
+  pollfd entry{fd_, events, 0};
+  if (poll(&entry, 1, milliseconds(left)) < 0 && errno != EINTR) throw LineError{LineError::failed, errno, "poll"};
+}
+
+size_t Line::receive_some(char* data, size_t size, int64_t deadline) {
+  size_t got = 0;
+  while (got < size) {
+    const ssize_t more = recv(fd_, data + got, size - got, blocking_ ? MSG_WAITALL : MSG_DONTWAIT);
+    if (more == 0) return got;
+    if (more > 0) {
+      got += static_cast<size_t>(more);
+      if (got == size) return got;
+    } else if (errno == EINTR) {
+      continue;
+    } else if (errno != EAGAIN) {
+      throw LineError{LineError::failed, errno, "receiving"};
+    }
+    await(POLLIN, deadline, "nothing came");
+  }
+  return got;
+}
+
+bool Line::receive_first(void* data, size_t size) {
+  const size_t got = receive_some(static_cast<char*>(data), size, monotonic_ns() + idle_ns_);
+  if (got == 0) return false;
+  if (got < size) throw LineError{LineError::ended, 0, "the stream ended in a frame's header"};
+  deadline_ = monotonic_ns() + idle_ns_;
+  return true;
+}
+
+void Line::receive(void* data, size_t size) {
+  if (receive_some(static_cast<char*>(data), size, deadline_) < size) {
+    throw LineError{LineError::ended, 0, "the stream ended in a frame"};
+  }
+}
+
+void Line::skip(size_t size) {
+  char sink[8192];
+  for (size_t length; size > 0; size -= length) {
+    length = std::min(size, sizeof sink);
+    receive(sink, length);
+  }
+}
+
+void Line::send(iovec* parts, size_t count) {
+  const int64_t deadline = monotonic_ns() + idle_ns_;
+  while (count > 0) {
+    msghdr message{};
+    message.msg_iov = parts;
+    message.msg_iovlen = count;
+    ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | (blocking_ ? 0 : MSG_DONTWAIT));
+    if (sent < 0) {
+      if (errno == EINTR) continue;
+      if (errno != EAGAIN) throw LineError{LineError::failed, errno, "sending"};
+      await(POLLOUT, deadline, "the peer takes nothing");
+      continue;
+    }
+    while (count > 0 && static_cast<size_t>(sent) >= parts->iov_len) {
+      sent -= static_cast<ssize_t>(parts->iov_len);
+      ++parts, --count;
+    }
+    if (count > 0) {
+      parts->iov_base = static_cast<char*>(parts->iov_base) + sent;
+      parts->iov_len -= static_cast<size_t>(sent);
+    }
+  }
+}
+
+void Line::rest(int64_t for_ns) const {
+  pollfd entry{fd_, 0, 0};
+  poll(&entry, 1, milliseconds(for_ns));
+}
+
+}  // namespace smb::net

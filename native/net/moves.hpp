@@ -1,0 +1,39 @@
+// What a piece does to its chunk, beyond the passes of the mapping.
+#pragma once
+
+#include <cstdint>
+
+#include "smb/operations.hpp"
+
+namespace smb::net {
+
+// d = alpha (x - g); g += d, and d takes x's place.
+class PushPass final : public LockedPass {
+ public:
+  PushPass(const Region& region, size_t offset, size_t count, float* values, float alpha)
+      : LockedPass(region, offset, count), values_(values), alpha_(alpha) {}
+
+ private:
+  void move(const Piece& piece, Ahead* ahead) override;
+  float* values_;
+  float alpha_;
+};
+
+// The same with a d that the wire can carry: out = Q(alpha (x - g)), d its value; g += d, x -= d.
+class QuantisedPass final : public LockedPass {
+ public:
+  // values: x; d: room for as many floats.
+  QuantisedPass(const Region& region, size_t offset, size_t count, uint8_t wire, float* values, float* d, void* out,
+                float alpha)
+      : LockedPass(region, offset, count), wire_(wire), values_(values), d_(d), out_(out), alpha_(alpha) {}
+
+ private:
+  void move(const Piece& piece, Ahead* ahead) override;
+  uint8_t wire_;
+  float* values_;
+  float* d_;
+  void* out_;
+  float alpha_;
+};
+
+}  // namespace smb::net
