@@ -373,10 +373,15 @@ class Store:
                     self._changed.notify_all()
             self._settle(entry)
 
-    def free(self, key: str) -> None:
-        """Take the key away; those attached keep the memory until they detach."""
+    def free(self, key: str, session: Session | None = None) -> None:
+        """Take the key away; those attached keep the memory until they detach.
+
+        NotPermitted when ``session`` does not own a segment that is to live as long as its owner.
+        """
         with self.lock:
             entry = self._published(key)
+            if session and entry.wanted.lifetime == "owner" and entry.owner not in (session, None):
+                raise NotPermitted(f"segment {key!r} belongs to {entry.owner}, who alone may free it")
             self._unname(entry)
             self._settle(entry)
 
