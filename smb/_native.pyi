@@ -180,3 +180,154 @@ class Mapping:
         """For tests: end what hold_chunk began."""
 
     def close(self) -> None: ...
+
+# Data operations over sockets (native/net): the daemon's side
+
+MAX_DATA_BODY: int
+"""The longest body of a data request, in bytes."""
+DATA_HEADS: dict[int, int]
+"""Operations that Stream answers, with the bytes of their heads."""
+
+def idle_buffer_bytes() -> int:
+    """Bytes of pieces' buffers that wait for their next use, of all streams together; bounded."""
+
+class Table:
+    """What one session may reach over its sockets. Any thread may call any method."""
+
+    def __init__(self) -> None: ...
+    def add(self, number: int, mapping: Mapping, writable: bool) -> None:
+        """Let the session reach the segment as ``number``; again for another ``writable``. Raises Closed."""
+
+    def remove(self, number: int) -> None:
+        """Take it away; an operation under way ends normally. Unknown numbers are fine."""
+
+    def revoke(self) -> None:
+        """Fencing: returns when no operation of the session is under way, and none will be. Twice is fine."""
+
+    @property
+    def revoked(self) -> bool: ...
+
+class Stream:
+    """The daemon's end of what one client thread asks for; belongs to a session, outlives its connections.
+
+    Each update is applied once, by its sequence; the last ``window`` replies are kept until the client
+    acknowledges them.
+
+    rate, burst    requests a second and at once; more are slowed down, not refused (rate 0: no limit)
+    shadow_limit   bytes of shadows (for narrow wires) it may keep
+    patience       seconds that an operation waits for one chunk's lock
+    on_stuck       called about each second of such a wait: (segment, chunk, holder's thread id, seconds)
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        *,
+        rate: float = 0.0,
+        burst: float = 0.0,
+        window: int = 16,
+        shadow_limit: int = 1 << 30,
+        patience: float = 60.0,
+        on_stuck: Callable[[int, int, int, float], None] | None = None,
+    ) -> None: ...
+    def serve(self, fd: int, idle_seconds: float) -> bytes | None:
+        """Answer data requests until another frame comes: its 20 header bytes, unchecked, its body unread.
+
+        None when the peer ended the stream between frames, also after a shutdown() by another thread. Raises
+        TimeoutError when nothing came for so long or one frame takes longer, ConnectionError in the middle of
+        one, OSError, Closed when the table is revoked. fd may block, which is faster; its timeouts are then set.
+        """
+
+    def handle(self, header: bytes, body: Any) -> bytes:
+        """The reply frame to one data request. ``body`` is a contiguous buffer of header.length bytes.
+
+        Raises ProtocolError when the header is no data request's, Closed when the table is revoked.
+        """
+
+    @property
+    def applied(self) -> int:
+        """The sequence of the last update."""
+
+    @property
+    def acknowledged(self) -> int: ...
+    @property
+    def held(self) -> int:
+        """Replies kept for being sent again."""
+
+    @property
+    def bytes_in(self) -> int: ...
+    @property
+    def bytes_out(self) -> int: ...
+    @property
+    def operations(self) -> int:
+        """Data frames answered."""
+
+    @property
+    def throttled(self) -> int:
+        """Requests that were slowed down."""
+
+    @property
+    def shadow_bytes(self) -> int: ...
+    @property
+    def last_seen(self) -> float:
+        """time.monotonic() of the last data frame; 0 before the first."""
+
+# and the client's, see smb/transport/stream.py
+
+class ClientStream:
+    def __init__(self, window: int = 8) -> None: ...
+    def reset(self) -> None: ...
+    def forget(self, segment: int) -> None: ...
+    def next_number(self) -> int: ...
+    def stats(self, segment: int) -> tuple[int, int, float, float]:
+        """bytes sent, bytes received, squared error, squared sum."""
+
+    @property
+    def sequence(self) -> int:
+        """The last update's that was begun."""
+
+    @property
+    def acknowledged(self) -> int: ...
+
+class Transfer:
+    """One operation: drive() does it all over a plain socket; the other methods are for a loop in Python."""
+
+    def __init__(
+        self,
+        stream: ClientStream,
+        verb: str,
+        segment: int,
+        array: Any = None,
+        offset: int = 0,
+        scalar: float = 1.0,
+        *,
+        count: int = 0,
+        dtype: str = "float32",
+        wire: int = 0,
+        counts: bool = True,
+        stripe: int = 0,
+        stripes: int = 1,
+        source: int = 0,
+    ) -> None: ...
+    def drive(self, fd: int, timeout: float, peer: str) -> int: ...
+    def restart(self) -> None:
+        """A new connection: what has no reply is sent again."""
+
+    def give_up(self) -> None:
+        """Begin no more pieces; those begun still have their replies coming."""
+
+    def outgoing(self) -> memoryview:
+        """What to send next; empty when nothing is to be sent now. Valid until sent()."""
+
+    def sent(self, bytes: int) -> None: ...
+    def incoming(self) -> memoryview:
+        """Where to receive to. Valid until received()."""
+
+    def received(self, bytes: int) -> None: ...
+    def outcome(self) -> int:
+        """The version, once finished; raises what the operation came to."""
+
+    @property
+    def expecting(self) -> bool: ...
+    @property
+    def finished(self) -> bool: ...

@@ -178,7 +178,8 @@ struct ArrayTransfer {
   Array array;
   std::unique_ptr<net::Transfer> transfer;
   const char* verb = "";
-  size_t count = 0;  // of the segment
+  size_t count = 0;    // of the segment
+  std::string joined;  // a short frame for outgoing()
 };
 
 constexpr struct {
@@ -320,9 +321,15 @@ uint64_t run(ArrayTransfer& self, int fd, double timeout, const std::string& pee
 
 // What is to be sent next, for a socket that Python drives: empty when there is nothing now. Valid until sent().
 py::memoryview outgoing(ArrayTransfer& self) {
-  iovec parts[2];
-  if (self.transfer->outgoing(parts) == 0) return py::memoryview::from_memory(static_cast<const void*>(""), 0);
-  return py::memoryview::from_memory(static_cast<const void*>(parts[0].iov_base), static_cast<ssize_t>(parts[0].iov_len));
+  constexpr size_t kRecord = 16384;  // of TLS: a head and few elements go in one
+  iovec parts[2] = {};
+  if (self.transfer->outgoing(parts) == 2 && parts[0].iov_len + parts[1].iov_len <= kRecord) {
+    self.joined.assign(static_cast<char*>(parts[0].iov_base), parts[0].iov_len);
+    self.joined.append(static_cast<char*>(parts[1].iov_base), parts[1].iov_len);
+    parts[0] = {self.joined.data(), self.joined.size()};
+  }
+  const void* data = parts[0].iov_len ? parts[0].iov_base : "";
+  return py::memoryview::from_memory(data, static_cast<ssize_t>(parts[0].iov_len));
 }
 
 py::memoryview incoming(ArrayTransfer& self) {
