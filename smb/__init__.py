@@ -13,6 +13,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from smb.errors import (
+    Away,
     Closed,
     KeyExists,
     NonFinite,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Away",
     "Box",
     "Closed",
     "Counter",

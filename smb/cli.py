@@ -71,6 +71,10 @@ def parser() -> argparse.ArgumentParser:
         metavar="S",
         help="kill a client that keeps others waiting for a lock longer than S seconds (default: 30)",
     )
+    serve.add_argument(
+        "--snapshot-dir", metavar="DIR", help="go on from the newest snapshot there; write one at the end"
+    )
+    serve.add_argument("--snapshot-every", type=positive, metavar="S", help="and every S seconds")
     serve.add_argument("--verbose", "-v", action="store_true", help="log sessions too")
     add_access(serve)
 
@@ -98,6 +102,14 @@ def parser() -> argparse.ArgumentParser:
     free = commands.add_parser("free", parents=[client], help="take a segment's key away", epilog=EPILOG)
     free.add_argument("key", nargs="+")
     add_doctor(commands)
+    snapshot = commands.add_parser(
+        "snapshot", parents=[client], help="have the daemon write a snapshot now", epilog=EPILOG
+    )
+    snapshot.add_argument("dir", nargs="?", help="on the daemon's host (default: its --snapshot-dir)")
+    restore = commands.add_parser(
+        "restore", parents=[client], help="load a snapshot into a running daemon", epilog=EPILOG
+    )
+    restore.add_argument("dir", help="on the daemon's host: its newest whole snapshot is taken")
     token = commands.add_parser("token", help="make a token: a new file of mode 0600 for `smb serve --token`")
     token.add_argument("file")
     return top
@@ -160,6 +172,7 @@ def add_doctor(commands: Commands) -> None:
 def serve(options: argparse.Namespace) -> int:
     import logging
     import resource
+    from pathlib import Path
 
     from smb.embedded import serve as start
     from smb.limits import Limits
@@ -174,7 +187,8 @@ def serve(options: argparse.Namespace) -> int:
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: all of them inherit it
     limits = Limits(options.max_clients, segments=options.max_segments, rate=options.max_rate)
-    chosen = ServeOptions(options.memory_limit, options.lease, limits)
+    folder = Path(options.snapshot_dir) if options.snapshot_dir is not None else None
+    chosen = ServeOptions(options.memory_limit, options.lease, limits, folder, options.snapshot_every)
     with start(
         options.unix,
         tcp=options.tcp,
@@ -319,6 +333,18 @@ def free(options: argparse.Namespace) -> int:
     return 0
 
 
+def snapshot(options: argparse.Namespace) -> int:
+    with connect(options) as box:
+        print(box.snapshot(options.dir))
+    return 0
+
+
+def restore(options: argparse.Namespace) -> int:
+    with connect(options) as box:
+        print(f"{box.restore(options.dir)} segments restored")
+    return 0
+
+
 def doctor(options: argparse.Namespace) -> int:
     from smb.doctor import run
 
@@ -334,6 +360,8 @@ COMMANDS = {
     "put": put,
     "free": free,
     "token": token,
+    "snapshot": snapshot,
+    "restore": restore,
 }
 
 

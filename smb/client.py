@@ -14,7 +14,16 @@ from typing import Any
 import numpy as np
 
 from smb import protocol
-from smb.errors import Closed, NonFinite, RangeError, RequestError, SmbError, TypeMismatch, WaitTimeout
+from smb.errors import (
+    Closed,
+    KeyExists,
+    NonFinite,
+    RangeError,
+    RequestError,
+    SmbError,
+    TypeMismatch,
+    WaitTimeout,
+)
 from smb.layout import check_key
 from smb.protocol import Stat
 from smb.transport.base import Array, Attachment, Opening, Options, Transport, connect, named
@@ -404,6 +413,24 @@ class Box:
             {"pid": row.pid, "name": row.name, "segments": [key.key for key in row.segments]}
             for row in reply.sessions
         ]
+    def snapshot(self, folder: str | os.PathLike[str] | None = None) -> str:
+        """Have the daemon write a snapshot now; the file's path there.
+
+        folder  on the daemon's host; by default the one it was started with. Raises SmbError when it fails.
+        """
+        named = os.path.abspath(folder) if folder is not None else ""
+        done: protocol.SnapshotDone = self._call(protocol.SnapshotNow(named), FOREVER)
+        return done.path
+
+    def restore(self, folder: str | os.PathLike[str]) -> int:
+        """Load the newest whole snapshot of a folder on the daemon's host; how many segments it had.
+
+        Nothing of it may exist in the box: else KeyExists, and nothing is loaded. Segments that live as long as
+        clients do ("owner", "attached") go after a lease unless somebody attaches.
+        """
+        done: protocol.SnapshotDone = self._call(protocol.RestoreFrom(os.path.abspath(folder)), FOREVER)
+        return done.segments
+
 
     def close(self) -> None:
         """End the session: what it owns is freed, what it holds released. Twice is fine."""

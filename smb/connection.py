@@ -24,7 +24,7 @@ from smb.remote import Remote, Stream
 from smb.rendezvous import Session, Ticket
 from smb.service import Answer, Service
 from smb.store import Store
-from smb.transport.frames import close_all, receive, receive_by, send
+from smb.transport.frames import close_all, receive, receive_by, receive_descriptors, send
 from smb.watcher import Watcher
 
 log = logging.getLogger(__name__)
@@ -80,6 +80,7 @@ class Connection:
         self._ticket: Ticket | None = None
         self._stream: Stream | None = None
         self._bucket = Bucket(house.store.limits.rate)
+        self._brought: list[int] = []  # descriptors that came with the latest request
         self._abandoned = False  # whether the latest request's client went away while it waited
         self.thread = threading.Thread(target=self._run, name="smb-connection", daemon=True)
 
@@ -138,6 +139,20 @@ class Connection:
         finally:
             self._socket.settimeout(None)
 
+    def _descriptors(self, header: protocol.Header) -> list[int]:
+        """What an operation's client sends beside one more byte; the caller closes them."""
+        row = protocol.OPERATIONS.get(header.operation)
+        if row is None or not row.brings or self._session is None:
+            return []
+        if self._where or self._stream:
+            self._body(1)  # none travel here; the request will be refused
+            return []
+        self._socket.settimeout(BODY_SECONDS)
+        try:
+            return receive_descriptors(self._socket)
+        finally:
+            self._socket.settimeout(None)
+
     def _longest(self) -> int:
         if self._session is None:
             return LONGEST_HELLO
@@ -158,9 +173,14 @@ class Connection:
             return False
         if delay := self._bucket.delay():
             time.sleep(delay)
-        if self._stream is None:
-            return self._converse(header, body)
-        return self._speak(self._stream, head, header, body)
+        self._brought = self._descriptors(header)
+        try:
+            if self._stream is None:
+                return self._converse(header, body)
+            return self._speak(self._stream, head, header, body)
+        finally:
+            close_all(self._brought)
+            self._brought = []
 
     def _converse(self, header: protocol.Header, body: bytes) -> bool:
         """Answer a mapped client, or one that has not said Hello: what cannot be delivered is taken back."""
@@ -244,6 +264,7 @@ class Connection:
         if session.ended:
             raise Closed("the session is over")
         ticket = self._ticket = Ticket(session)
+        ticket.descriptors = self._brought
         try:
             answer = self._house.service.answer(ticket, request)
             if session.remote:

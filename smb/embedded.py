@@ -65,8 +65,9 @@ def connect(
 ) -> Box:
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
-    address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT". None: $SMB_ADDRESS; else the
-             user's own running daemon at the default socket; else a box inside this process, one a process
+    address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT"; several of them with commas
+             make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the default
+             socket; else a box inside this process, one a process
     token    for tcp and rdma: a file that nobody else can read, or the bytes. None: the file $SMB_TOKEN_FILE,
              else, for a daemon on this host, the one that the user's own daemon left
     timeout  seconds that one answer of the daemon may take, waits not counted
@@ -119,6 +120,8 @@ def serve(
     options: ServeOptions | None = None,
 ) -> Daemon:
     """Start a daemon in this process; it ends with close(), with the ``with`` block, or with the process.
+    snapshot_dir: str | os.PathLike[str] | None = None,
+    snapshot_every: float | None = None,
 
     unix          the socket's path; the user's default socket when no address is given at all
     tcp           "HOST:PORT" to listen at as well; "*" is every address of this host, port 0 is chosen
@@ -132,11 +135,15 @@ def serve(
     options       all choices; the ones above take their place when they are given
 
     Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
+    snapshot_dir  a folder in which snapshots of the box are kept: the box goes on from the newest whole one, and
+                  writes one at its end
+    snapshot_every  seconds between two
     for an address that strangers reach without anything that keeps them out.
     """
     if rdma is not None:
         raise NotSupported("this version has no rdma transport")
-    chosen = options or ServeOptions(memory_limit, lease)
+    folder = Path(snapshot_dir) if snapshot_dir is not None else None
+    chosen = options or ServeOptions(memory_limit, lease, snapshot_dir=folder, snapshot_every=snapshot_every)
     with contextlib.ExitStack() as stack:
         listeners: list[Listener] = []
         if unix is not None or tcp is None:

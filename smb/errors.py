@@ -58,6 +58,10 @@ class ProtocolError(RequestError):
     """A frame does not follow the protocol."""
 
 
+class Away(RequestError):
+    """No daemon can be reached just now and the request was not made; the box goes on trying."""
+
+
 class Closed(RequestError):
     """The object was closed or detached before."""
 

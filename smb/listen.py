@@ -69,17 +69,18 @@ def _alone(folder: Path) -> Iterator[None]:
         os.close(number)
 
 
-def _clear(path: Path) -> None:
-    """Remove a socket that no process listens at any more."""
+def _clear(path: Path) -> bool:
+    """Remove a socket that no process listens at any more; whether there was one."""
     try:
         found = path.lstat()
     except FileNotFoundError:
-        return
+        return False
     if not stat.S_ISSOCK(found.st_mode):
         raise SmbError(f"{path} exists and is no socket; it was left alone")
     if _live(str(path)):
         raise SmbError(f"a daemon already listens at {path}")
     path.unlink()
+    return True
 
 
 class Listener(Protocol):
@@ -116,7 +117,7 @@ class UnixListener:
                 check_folder(self.path.parent)
             os.fchmod(self.socket.fileno(), 0o600)  # before bind: the file is never open to others
             with _alone(self.path.parent):
-                _clear(self.path)
+                self.replaced = _clear(self.path)  # the daemon before this one died
                 self.socket.bind(str(self.path))
                 self.socket.listen(BACKLOG)
             self._inode = self.path.lstat().st_ino

@@ -209,6 +209,7 @@ class Add:
 @dataclass(frozen=True)
 class Value:
     value: I64  # before the addition; after the wait
+    updates: U64  # how often the counter was changed, after it
 
 
 @dataclass(frozen=True)

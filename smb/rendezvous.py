@@ -53,6 +53,7 @@ class Ticket:
         self.condition: threading.Condition | None = None
         self.about = ""  # what it waits for, and since when
         self.since = 0.0
+        self.descriptors: list[int] = []  # that came with the request; the connection's to close
 
     def give_up(self, why: str) -> None:
         """The caller holds the store's lock."""
@@ -102,6 +103,7 @@ class _Lock:
 class _Counter:
     def __init__(self, lock: threading.RLock) -> None:
         self.value = 0
+        self.updates = 0  # how often it was changed
         self.users = dict[Session, int]()  # what each added
         self.condition = threading.Condition(lock)
 
@@ -217,6 +219,7 @@ class Rendezvous:
             counter.value += amount
             counter.users[session] += amount
             if amount:
+                counter.updates += 1
                 counter.condition.notify_all()
             return before
 
@@ -229,6 +232,29 @@ class Rendezvous:
             if not ticket.wait(counter.condition, lambda: counter.value >= value, deadline, about):
                 raise WaitTimeout(f"counter {key!r} is {counter.value}, not yet {value}, after {timeout:g} s")
             return counter.value
+
+    def updates(self, key: str) -> int:
+        """How often the counter was changed."""
+        with self._lock:
+            counter = self._counters.get(key)
+            return counter.updates if counter else 0
+
+    def has(self, key: str) -> bool:
+        with self._lock:
+            return key in self._counters
+
+    def restore(self, session: Session, key: str, value: int, updates: int) -> None:
+        """Take a value from an earlier daemon's time, unless a newer one is there."""
+        with self._lock:
+            counter = self._counter(session, key)
+            if updates > counter.updates:
+                counter.value, counter.updates = value, updates
+                counter.condition.notify_all()
+
+    def counters(self) -> list[tuple[str, int, int]]:
+        """Key, value and number of updates of each."""
+        with self._lock:
+            return [(key, c.value, c.updates) for key, c in self._counters.items()]
 
     def progress(self) -> dict[Session, tuple[str, int]]:
         """The counter to which each session added most, and how much. The caller holds the lock."""

@@ -27,6 +27,7 @@ from smb.options import ServeOptions
 from smb.remote import Remote
 from smb.rendezvous import Session
 from smb.service import Service
+from smb.snapshot import newest
 from smb.store import Store
 from smb.watcher import Watcher
 
@@ -48,6 +49,7 @@ class Daemon:
         self.options = options or ServeOptions()
         self.store = Store(self.options.memory_limit, self.options.lease, limits=self.options.limits)
         self.service = Service(self.store)
+        self._remember(any(isinstance(one, UnixListener) and one.replaced for one in listeners))
         self.watcher = Watcher()
         self.gate = Gate()
         self.number = secrets.randbits(63) + 1
@@ -69,6 +71,22 @@ class Daemon:
         self._finalize = weakref.finalize(self, _remove, listeners)
         for thread in self._threads:
             thread.start()
+        self.service.keeper.start()
+
+    def _remember(self, crashed: bool) -> None:
+        """Begin with the newest whole snapshot, where snapshots are kept."""
+        folder, past = self.options.snapshot_dir, None
+        try:
+            if folder is not None:
+                self.service.keeper.keep_in(folder, self.options.snapshot_every)
+                past = newest(folder, log.warning)
+            self.service.restoring.begin(past, crashed)
+        except BaseException:
+            self.service.keeper.orphan()
+            self.store.close()
+            raise
+        if past:
+            log.warning("the box goes on from %s", past.path)
 
     @property
     def closed(self) -> bool:
@@ -188,20 +206,27 @@ class Daemon:
             return
         self._stop.set()
         self.gate.close()
-        self.store.close()
         self._finalize()
+        if self.service.keeper.folder:  # what is acknowledged must be in the last snapshot
+            self._hang_up()
+        self.service.keeper.close()
+        self.store.close()
+        self.service.restoring.close()
         for thread in self._threads + ([self._leases] if self._leases else []):
             thread.join(JOIN)
+        self._hang_up()
+        with self._lock:
+            first, self._closed = not self._closed, True
+        if first:
+            self.watcher.close()
+
+    def _hang_up(self) -> None:
         with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.hang_up()
         for connection in connections:
             connection.thread.join(JOIN)
-        with self._lock:
-            first, self._closed = not self._closed, True
-        if first:
-            self.watcher.close()
 
     def __enter__(self) -> Daemon:
         return self
@@ -215,6 +240,7 @@ class Daemon:
             listener.orphan()
         for connection in list(self._connections):
             connection.orphan()
+        self.service.keeper.orphan()
 
 
 _daemons: weakref.WeakSet[Daemon] = weakref.WeakSet()

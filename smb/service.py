@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from smb import protocol
-from smb.errors import Closed, NotSupported, WaitTimeout
+from smb.errors import Closed, NotPermitted, NotSupported, RequestError, UnknownKey, WaitTimeout
+from smb.keeper import Keeper
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
+from smb.restoring import Restoring
 from smb.segment import Mapping
+from smb.snapshot import newest
 from smb.store import Entry, Store
 
+log = logging.getLogger(__name__)
 SLICE = 0.2  # seconds between two looks at whether anybody still waits
 
 
@@ -33,6 +40,8 @@ class Service:
     def __init__(self, store: Store) -> None:
         self.store = store
         self.lease = Lease(store)
+        self.restoring = Restoring(store)
+        self.keeper = Keeper(store, self.lease.judge)
         self._operations: dict[type, Callable[[Ticket, Any], Answer]] = {
             protocol.Bye: self._bye,
             protocol.Create: self._create,
@@ -50,6 +59,11 @@ class Service:
             protocol.Unlock: self._unlock,
             protocol.Stuck: self._stuck,
             protocol.Mend: self._mend,
+            protocol.HandBack: self._hand_back,
+            protocol.HandCounter: self._hand_counter,
+            protocol.Inherit: self._inherit,
+            protocol.SnapshotNow: self._snapshot,
+            protocol.RestoreFrom: self._restore,
             protocol.VersionOf: self._version,
             protocol.WaitVersion: self._wait_version,
             protocol.Combine: self._combine,
@@ -65,6 +79,7 @@ class Service:
 
     def _bye(self, ticket: Ticket, request: protocol.Bye) -> Answer:
         self.store.end_session(ticket.session)
+        self.restoring.admit(ticket, request)
         return Answer(protocol.Done())
 
     def _opened(self, session: Session, entry: Entry, created: bool, readonly: bool = False) -> Answer:
@@ -96,15 +111,16 @@ class Service:
         return Answer(protocol.Done())
 
     def _free(self, ticket: Ticket, request: protocol.Free) -> Answer:
-        self.store.free(request.key)
+        self.store.free(request.key, ticket.session)
         return Answer(protocol.Done())
 
     def _add(self, ticket: Ticket, request: protocol.Add) -> Answer:
-        return Answer(protocol.Value(self.store.rendezvous.add(ticket.session, request.key, request.amount)))
+        value = self.store.rendezvous.add(ticket.session, request.key, request.amount)
+        return Answer(protocol.Value(value, self.store.rendezvous.updates(request.key)))
 
     def _await(self, ticket: Ticket, request: protocol.Await) -> Answer:
         value = self.store.rendezvous.await_counter(ticket, request.key, request.value, request.timeout)
-        return Answer(protocol.Value(value))
+        return Answer(protocol.Value(value, self.store.rendezvous.updates(request.key)))
 
     def _barrier(self, ticket: Ticket, request: protocol.Barrier) -> Answer:
         self.store.rendezvous.barrier(ticket, request.name, request.parties, request.timeout)
@@ -129,6 +145,38 @@ class Service:
     def _version(self, ticket: Ticket, request: protocol.VersionOf) -> Answer:
         mapping = self.store.attached(ticket.session, request.segment).mapping
         return Answer(protocol.Applied(mapping.version if mapping else 0))
+
+    def _hand_back(self, ticket: Ticket, request: protocol.HandBack) -> Answer:
+        entry = self.restoring.hand_back(ticket.session, request, ticket.descriptors)
+        return replace(self._opened(ticket.session, entry, False), entry=None)  # it has the memory
+
+    def _hand_counter(self, ticket: Ticket, request: protocol.HandCounter) -> Answer:
+        self.restoring.hand_counter(ticket.session, request)
+        return Answer(protocol.Done())
+
+    def _inherit(self, ticket: Ticket, request: protocol.Inherit) -> Answer:
+        self.restoring.inherit(ticket.session, request)
+        return Answer(protocol.Done())
+
+    def _snapshot(self, ticket: Ticket, request: protocol.SnapshotNow) -> Answer:
+        folder = self._own_folder(ticket, request.folder) if request.folder else None
+        return Answer(self.keeper.take(folder))
+
+    def _restore(self, ticket: Ticket, request: protocol.RestoreFrom) -> Answer:
+        snapshot = newest(self._own_folder(ticket, request.folder), log.warning)
+        if snapshot is None:
+            raise UnknownKey(f"no snapshot in {request.folder}")
+        loaded, records = self.restoring.load(snapshot), snapshot.description.segments
+        return Answer(protocol.SnapshotDone(str(snapshot.path), loaded, sum(r.nbytes for r in records)))
+
+    @staticmethod
+    def _own_folder(ticket: Ticket, folder: str) -> Path:
+        """A folder that a client names: only one that has this user's rights anyway may."""
+        if ticket.session.remote:
+            raise NotPermitted("only a client on the daemon's host may name a folder there")
+        if not os.path.isabs(folder):
+            raise RequestError(f"folder {folder!r}: an absolute path is expected")
+        return Path(folder)
 
     def _wait_version(self, ticket: Ticket, request: protocol.WaitVersion) -> Answer:
         mapping = self.store.attached(ticket.session, request.segment).mapping

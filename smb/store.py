@@ -229,9 +229,9 @@ class Store:
     def _join(self, session: Session, entry: Entry, wanted: protocol.Create) -> Entry:
         if not wanted.or_attach:
             raise KeyExists(f"segment {entry.key!r} exists already")
-        difference = difference(entry.wanted, wanted)
-        if difference:
-            raise KeyExists(f"segment {entry.key!r} exists with {difference}")
+        unlike = difference(entry.wanted, wanted)
+        if unlike:
+            raise KeyExists(f"segment {entry.key!r} exists with {unlike}")
         return self._enter(entry, session)
 
     def _reserve(self, ticket: Ticket, wanted: protocol.Create) -> Entry:
@@ -355,8 +355,8 @@ class Store:
         with self.lock:
             entry = self._published(request.key)
             if request.compare and entry.wanted.meta != request.meta:
-                difference = _meta_difference(entry.wanted.meta, request.meta)
-                raise KeyExists(f"segment {request.key!r} exists with {difference}")
+                other = _meta_difference(entry.wanted.meta, request.meta)
+                raise KeyExists(f"segment {request.key!r} exists with {other}")
             if session.ended:
                 raise Closed("the session is over")
             return self._enter(entry, session)

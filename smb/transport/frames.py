@@ -61,11 +61,13 @@ def receive_by(sock: socket.socket, count: int, deadline: float) -> bytes:
     return bytes(data)
 
 
-def receive_first(sock: socket.socket, descriptors: list[int], idle: Callable[[], None] = nothing) -> bytes:
-    """The first bytes of a frame, at most a header's; descriptors are appended and are the caller's."""
+def receive_first(
+    sock: socket.socket, descriptors: list[int], idle: Callable[[], None] = nothing, limit: int = HEADER.size
+) -> bytes:
+    """The first bytes of a frame, at most ``limit``; descriptors are appended and are the caller's."""
     while True:
         try:
-            data, ancillary, flags, _ = sock.recvmsg(HEADER.size, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, flags, _ = sock.recvmsg(limit, _ANCILLARY, socket.MSG_CMSG_CLOEXEC)
             break
         except TimeoutError:
             idle()
@@ -98,6 +100,22 @@ def send(sock: socket.socket, frame: bytes, descriptors: Sequence[int] = ()) -> 
     """All of ``frame``; the descriptors travel with its first byte."""
     sent = socket.send_fds(sock, [frame], list(descriptors)) if descriptors else 0
     sock.sendall(memoryview(frame)[sent:])
+
+
+def receive_descriptors(sock: socket.socket) -> list[int]:
+    """The descriptors beside the one byte that follows a body; the caller's to close."""
+    descriptors: list[int] = []
+
+    def late() -> None:
+        raise ConnectionError("the descriptors of a request did not come")
+
+    try:
+        if not receive_first(sock, descriptors, late, 1):
+            raise ConnectionError("the stream ended")
+    except BaseException:
+        close_all(descriptors)
+        raise
+    return descriptors
 
 
 def close_all(descriptors: Sequence[int]) -> None:
