@@ -406,13 +406,6 @@ class Box:
         """Take the key away. Those attached keep the memory until they detach. Raises UnknownKey."""
         self._call(protocol.Free(check_key(key)))
 
-    def sessions(self) -> builtins.list[dict[str, Any]]:
-        """The daemon's clients: pid, name, and the keys of the segments they are attached to."""
-        reply: protocol.SessionList = self._call(protocol.Sessions())
-        return [
-            {"pid": row.pid, "name": row.name, "segments": [key.key for key in row.segments]}
-            for row in reply.sessions
-        ]
     def snapshot(self, folder: str | os.PathLike[str] | None = None) -> str:
         """Have the daemon write a snapshot now; the file's path there.
 
@@ -431,6 +424,13 @@ class Box:
         done: protocol.SnapshotDone = self._call(protocol.RestoreFrom(os.path.abspath(folder)), FOREVER)
         return done.segments
 
+    def sessions(self) -> builtins.list[dict[str, Any]]:
+        """The daemon's clients: pid, name, and the keys of the segments they are attached to."""
+        reply: protocol.SessionList = self._call(protocol.Sessions())
+        return [
+            {"pid": row.pid, "name": row.name, "segments": [key.key for key in row.segments]}
+            for row in reply.sessions
+        ]
 
     def close(self) -> None:
         """End the session: what it owns is freed, what it holds released. Twice is fine."""

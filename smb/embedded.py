@@ -117,11 +117,11 @@ def serve(
     insecure: bool = False,
     memory_limit: int | None = None,
     lease: float = 30.0,
+    snapshot_dir: str | os.PathLike[str] | None = None,
+    snapshot_every: float | None = None,
     options: ServeOptions | None = None,
 ) -> Daemon:
     """Start a daemon in this process; it ends with close(), with the ``with`` block, or with the process.
-    snapshot_dir: str | os.PathLike[str] | None = None,
-    snapshot_every: float | None = None,
 
     unix          the socket's path; the user's default socket when no address is given at all
     tcp           "HOST:PORT" to listen at as well; "*" is every address of this host, port 0 is chosen
@@ -132,12 +132,12 @@ def serve(
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which a client that holds a chunk lock while others wait is killed, and after
                   which one that came over TCP and is not heard from is gone
-    options       all choices; the ones above take their place when they are given
-
-    Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
     snapshot_dir  a folder in which snapshots of the box are kept: the box goes on from the newest whole one, and
                   writes one at its end
     snapshot_every  seconds between two
+    options       all choices; the ones above take their place when they are given
+
+    Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
     for an address that strangers reach without anything that keeps them out.
     """
     if rdma is not None:

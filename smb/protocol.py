@@ -50,8 +50,8 @@ ERRORS: dict[int, type[SmbError]] = {
     11: errors.ProtocolError,
     12: errors.Closed,
     13: errors.Restarted,
-    100: errors.TransportError,
     14: errors.Away,
+    100: errors.TransportError,
     101: errors.SmbError,
 }
 _CODES = {kind: code for code, kind in ERRORS.items()}
@@ -69,8 +69,8 @@ class Operation(NamedTuple):
     once: bool = (
         False  # a control request that changes something: sent again, it is answered by the same frame
     )
-
     brings: int = 0  # descriptors that come with the request, beside one byte that follows its body
+
 
 def _table(*rows: Operation) -> dict[int, Operation]:
     return {row.code: row for row in rows}

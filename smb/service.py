@@ -75,11 +75,11 @@ class Service:
         operation = self._operations.get(type(request))
         if operation is None:
             raise NotSupported(f"{type(request).__name__} is for clients that do not map their segments")
+        self.restoring.admit(ticket, request)
         return operation(ticket, request)
 
     def _bye(self, ticket: Ticket, request: protocol.Bye) -> Answer:
         self.store.end_session(ticket.session)
-        self.restoring.admit(ticket, request)
         return Answer(protocol.Done())
 
     def _opened(self, session: Session, entry: Entry, created: bool, readonly: bool = False) -> Answer:
@@ -142,10 +142,6 @@ class Service:
         self.store.mend(ticket.session, request.segment)
         return Answer(protocol.Done())
 
-    def _version(self, ticket: Ticket, request: protocol.VersionOf) -> Answer:
-        mapping = self.store.attached(ticket.session, request.segment).mapping
-        return Answer(protocol.Applied(mapping.version if mapping else 0))
-
     def _hand_back(self, ticket: Ticket, request: protocol.HandBack) -> Answer:
         entry = self.restoring.hand_back(ticket.session, request, ticket.descriptors)
         return replace(self._opened(ticket.session, entry, False), entry=None)  # it has the memory
@@ -177,6 +173,10 @@ class Service:
         if not os.path.isabs(folder):
             raise RequestError(f"folder {folder!r}: an absolute path is expected")
         return Path(folder)
+
+    def _version(self, ticket: Ticket, request: protocol.VersionOf) -> Answer:
+        mapping = self.store.attached(ticket.session, request.segment).mapping
+        return Answer(protocol.Applied(mapping.version if mapping else 0))
 
     def _wait_version(self, ticket: Ticket, request: protocol.WaitVersion) -> Answer:
         mapping = self.store.attached(ticket.session, request.segment).mapping
