@@ -100,6 +100,7 @@ class Remote:
         self._streams: dict[int, Stream] = {}
         self._numbers = 0
         self._writable = set[int]()
+        self._ends: list[Callable[[], None]] = []
         self._born = time.monotonic()
         self._over = False
 
@@ -140,6 +141,18 @@ class Remote:
             self._writable.discard(number)
             self.table.remove(number)
 
+    def may_write(self, number: int | None = None) -> bool:
+        """Whether the session may write to this segment, or to any."""
+        with self._lock:
+            return number in self._writable if number is not None else bool(self._writable)
+
+    def at_end(self, call: Callable[[], None]) -> None:
+        """``call`` when it is fenced. Raises Closed when it is over already."""
+        with self._lock:
+            if self._over:
+                raise Closed("the session is over")
+            self._ends.append(call)
+
     @contextlib.contextmanager
     def update(self, number: int) -> Iterator[None]:
         """Around an update of a segment that the native streams do not make; revoke waits for its end."""
@@ -171,6 +184,9 @@ class Remote:
     def revoke(self) -> None:
         """Fence it: when this returns, nothing of it lands any more. Not under the store's lock."""
         with self._lock:
-            self._over = True
+            self._over, ends, self._ends = True, self._ends, []
+        for end in ends:
+            end()
+        with self._lock:
             self._idle.wait_for(lambda: not self._updates)
         self.table.revoke()

@@ -16,9 +16,10 @@ from smb.tls import Tls
 
 Array = Any  # a C-contiguous numpy array or CPU torch tensor
 
-# scheme of an address -> module; tcp and rdma join when their modules do
-TRANSPORTS = {"unix": "smb.transport.shm"}
-PLANNED = ("tcp", "rdma")
+BEST = ""  # what an address without a scheme asks for
+# scheme of an address -> module
+TRANSPORTS = {"unix": "smb.transport.shm", "tcp": "smb.transport.tcp", BEST: "smb.transport.choice"}
+PLANNED = ("rdma",)
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Options:
     timeout: float = 30.0  # seconds that one answer of the daemon may take
     token: str | os.PathLike[str] | bytes | None = None  # for tcp and rdma: a file, or the bytes
     tls: Tls | None = None  # for tcp; None: in the clear
+    reconnect: float = 0.0  # seconds for which a daemon may be away at least before the client gives up
 
 
 class Attachment(Protocol):
@@ -37,18 +39,65 @@ class Attachment(Protocol):
     Any thread may call; operations of one thread happen in the order in which they are called, and an
     accumulate or exchange is applied exactly once when it returns. Errors do not know the segment's key.
     After the daemon's death every method but rescue and close raises TransportError.
+
+    stripes  above 1: this is one stripe of a larger segment (smb/pieces.py), which offset and array are of;
+             what lies here is done and not counted: count_update does that once all stripes have done it
     """
 
     @property
     def version(self) -> int:
         """Updates of the segment that are completed."""
 
-    def read(self, out: Array, offset: int = 0, threads: int = 1) -> None: ...
-    def write(self, array: Array, offset: int = 0, threads: int = 1) -> int: ...
-    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int:
+    def initialise(self, values: Array) -> None:
+        """The first values, of all elements, before the segment is published; not counted."""
+
+    def read(
+        self, out: Array, offset: int = 0, threads: int = 1, *, stripe: int = 0, stripes: int = 1
+    ) -> None: ...
+    def write(
+        self, array: Array, offset: int = 0, threads: int = 1, *, stripe: int = 0, stripes: int = 1
+    ) -> int: ...
+    def accumulate(
+        self,
+        source: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        threads: int = 1,
+        *,
+        stripe: int = 0,
+        stripes: int = 1,
+    ) -> int:
         """``source`` is an array or another Attachment of the same transport."""
 
-    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1) -> int: ...
+    def exchange(
+        self,
+        local: Array,
+        alpha: float,
+        offset: int = 0,
+        threads: int = 1,
+        *,
+        stripe: int = 0,
+        stripes: int = 1,
+    ) -> int: ...
+    def count_update(self) -> int:
+        """Count an update that all stripes have done; returns the version after it."""
+
+    def combine(
+        self,
+        how: str,
+        scalar: float,
+        source: Any,
+        offset: int,
+        count: int,
+        *,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """protocol.Combine; ``source`` is another Attachment of the same transport, or None."""
+
+    def reduce(self, how: str, other: Any = None, *, threads: int = 1) -> float:
+        """protocol.Reduce, with another Attachment of the same transport or None."""
+
     def wait(self, version: int, timeout: float) -> bool: ...
     def rescue(self, out: Array, offset: int = 0) -> int:
         """Read though the daemon is dead; NotSupported where nothing is left. Returns the torn chunks."""
@@ -92,10 +141,11 @@ class Transport(Protocol):
 def split(address: str) -> tuple[str, str]:
     """Scheme and the rest of ``unix:PATH``, ``tcp://HOST:PORT``, ``rdma://HOST:PORT`` or ``HOST:PORT``."""
     scheme, colon, rest = address.partition(":")
-    if colon and scheme in (*TRANSPORTS, *PLANNED):
+    if colon and scheme and scheme in (*TRANSPORTS, *PLANNED):
         return scheme, rest.removeprefix("//")
-    if colon and rest.isdigit() and scheme and "/" not in scheme:
-        return "tcp", address
+    port = address.rpartition(":")[2]
+    if colon and port.isdigit() and "/" not in address and len(port) < len(address) - 1:
+        return BEST, address
     raise RequestError(
         f"bad address {address!r}: unix:PATH, tcp://HOST:PORT, HOST:PORT or rdma://HOST:PORT is expected"
     )
@@ -105,9 +155,8 @@ def connect(address: str, options: Options) -> Transport:
     """The transport for ``address``, connected. Raises TransportError when nobody answers there."""
     scheme, where = split(address)
     if scheme not in TRANSPORTS:
-        raise NotSupported(
-            f"{address}: this version has no {scheme} transport (known: {', '.join(TRANSPORTS)})"
-        )
+        known = ", ".join(filter(None, TRANSPORTS))
+        raise NotSupported(f"{address}: this version has no {scheme} transport (known: {known})")
     if not where:
         raise RequestError(f"bad address {address!r}: nothing behind {scheme}:")
     module = importlib.import_module(TRANSPORTS[scheme])

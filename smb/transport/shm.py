@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import time
 from typing import Any
 
 from smb import protocol
-from smb.errors import Closed, ProtocolError, RequestError, SmbError, TransportError
+from smb.errors import (
+    Closed,
+    NotPermitted,
+    NotSupported,
+    ProtocolError,
+    RequestError,
+    SmbError,
+    TransportError,
+)
 from smb.layout import unpack
 from smb.segment import Life
-from smb.transport.base import Array, Opening, Options
+from smb.transport.base import Array, Opening, Options, Transport
 from smb.transport.frames import close_all, receive_reply, send
 from smb.transport.mapped import attach, watched
 from smb.transport.threads import PerThread
 
+log = logging.getLogger(__name__)
 LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
 FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
 SLICE = 0.5  # seconds between two looks at whether the daemon lives; a forked child may keep its socket open
@@ -129,6 +139,7 @@ class ShmTransport:
     def __init__(self, path: str, options: Options) -> None:
         self._path, self._options = path, options
         self._session = self._secret = 0
+        self.daemon = 0  # the number that the daemon gave itself
         self._life: Life | None = None
         self._lease = 0.0
         self._failed = ""  # the TransportError after which nothing works any more
@@ -147,7 +158,7 @@ class ShmTransport:
             if self._life is None:
                 self._life = Life.attach(descriptors[0])
                 self._session, self._secret = welcome.session, welcome.secret
-                self._lease = welcome.lease
+                self._lease, self.daemon = welcome.lease, welcome.daemon
         except BaseException:
             connection.close()
             raise
@@ -214,8 +225,14 @@ class ShmTransport:
             self._life.close()
 
 
-def connect(where: str, options: Options) -> ShmTransport:
-    """Connect to the daemon whose socket is the file ``where``."""
+def connect(where: str, options: Options) -> Transport:
+    """Connect to the daemon whose socket is the file ``where``; by frames where it cannot pass its memory."""
     if len(os.fsencode(where)) > 107:
         raise RequestError(f"socket path {where!r} is longer than the kernel's 107 bytes")
-    return ShmTransport(where, options)
+    try:
+        return ShmTransport(where, options)
+    except (NotSupported, NotPermitted) as error:
+        from smb.transport import tcp  # rarely needed, and it loads ssl
+
+        log.warning("daemon at %s: no shared memory, its data travel over the socket: %s", where, error)
+        return tcp.over_unix(where, options)

@@ -40,6 +40,16 @@ class PerThread(Generic[C]):
         if mine is not None:
             mine.close()
 
+    def all(self) -> list[C]:
+        """Everybody's."""
+        with self._lock:
+            return list(self._all)
+
+    def end(self) -> None:
+        """End everybody's; each notices by itself."""
+        for one in self.all():
+            one.end()
+
     def close(self) -> None:
         """End everybody's; the descriptors go with the threads' references, not under a thread that reads."""
         with self._lock:

@@ -17,7 +17,8 @@ from smb.transport.local import LocalTransport
 from tests.smb.processes import ServeProcess
 
 Connect = Callable[..., Box]
-TRANSPORTS = ["local", "shm"]
+TRANSPORTS = ["local", "shm", "tcp"]
+TOKEN = b"a token for the tests alone"
 
 
 @pytest.fixture(autouse=True)
@@ -36,7 +37,7 @@ def folder() -> Iterator[Path]:
 @pytest.fixture
 def served(folder: Path) -> Iterator[Daemon]:
     """A daemon in this process."""
-    with smb.serve(unix=folder / "box.sock", lease=2.0) as daemon:
+    with smb.serve(unix=folder / "box.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0) as daemon:
         yield daemon
 
 
@@ -50,7 +51,8 @@ def connect(request: pytest.FixtureRequest, served: Daemon) -> Iterator[Connect]
         if request.param == "local":
             boxes.append(Box(LocalTransport(served.service, options), "local", options))
         else:
-            boxes.append(smb.connect(served.addresses[0], timeout=timeout, name=name))
+            address = served.addresses[TRANSPORTS.index(request.param) - 1]
+            boxes.append(smb.connect(address, token=TOKEN, timeout=timeout, name=name))
         return boxes[-1]
 
     yield make

@@ -1,0 +1,129 @@
+"""One client thread's line to a daemon: the stream that it speaks, and the connection that carries it now."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import Any, NamedTuple
+
+from smb import protocol
+from smb.errors import ProtocolError, TransportError
+from smb.layout import unpack
+from smb.transport.frames import receive, send
+from smb.transport.stream import Stream
+
+SLICE = 0.5  # seconds between two looks at whether an answer is still waited for
+LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
+
+
+class Reply(NamedTuple):
+    header: protocol.Header
+    body: bytes
+
+    def record(self, row: protocol.Operation) -> Any:
+        """The record of a good reply. Raises the error of another one."""
+        if self.header.status:
+            protocol.raise_failure(self.header, self.body)
+        try:
+            return unpack(row.reply, self.body)
+        except ProtocolError as error:
+            raise TransportError(f"the daemon's reply makes no sense: {error}") from error
+
+
+class Line:
+    """Used by one thread at a time, which holds ``lock``; ``end`` may come from any.
+
+    generation  which of the client's sessions the stream belongs to; 0: none yet
+    epoch       how many streams the line has had: when it changes, what was under way is lost
+    """
+
+    def __init__(self, peer: str) -> None:
+        self.peer = peer
+        self.stream = Stream(peer)
+        self.socket: socket.socket | None = None
+        self.lock = threading.Lock()
+        self.generation = self.epoch = 0
+
+    def carry(self, sock: socket.socket) -> None:
+        """Go on over this connection."""
+        sock.settimeout(SLICE)
+        self.socket = sock
+
+    def begin(self, number: int, generation: int) -> None:
+        """Start a new stream, the daemon's ``number``."""
+        self.stream.reset()
+        self.stream.number, self.generation = number, generation
+        self.epoch += 1
+
+    def ask(self, sock: socket.socket, number: int, record: object, timeout: float) -> Reply:
+        """Send a control request, give its reply, whatever it says.
+
+        Raises OSError when the connection breaks, TimeoutError when no reply comes for ``timeout`` seconds,
+        TransportError when it makes no sense.
+        """
+        row = protocol.BY_REQUEST[type(record)]
+        frame = protocol.pack(row.code, number, record)
+        deadline = time.monotonic() + timeout
+
+        def idle() -> None:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer to {type(record).__name__} in {timeout:g} s")
+
+        self._send(sock, frame, timeout)
+        head = receive(sock, protocol.HEADER.size, idle)
+        if not head:
+            raise ConnectionError("the stream ended")
+        try:
+            header = protocol.unpack_header(head, protocol.MAX_REPLY)
+        except ProtocolError as error:
+            raise TransportError(str(error)) from error
+        body = receive(sock, header.length, idle)
+        if len(body) < header.length:
+            raise ConnectionError("the stream ended")
+        answers = (number,) if not header.status else (number, 0)  # 0: the daemon lost our framing
+        if header.number not in answers or (not header.status and header.operation != row.code):
+            raise TransportError(f"answer to request {header.number} instead of {number}")
+        return Reply(header, body)
+
+    @staticmethod
+    def _send(sock: socket.socket, frame: bytes, timeout: float) -> None:
+        large = len(frame) > LARGE
+        if large:
+            sock.settimeout(timeout)
+        send(sock, frame)
+        if large:
+            sock.settimeout(SLICE)
+
+    def cut(self) -> None:
+        """Its own thread: let go of the connection; the stream goes on over the next one."""
+        sock, self.socket = self.socket, None
+        if sock is not None:
+            sock.close()
+
+    def end(self) -> None:
+        """Any thread: end the connection, so that the thread that waits at it notices."""
+        sock = self.socket
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)  # not SSLSocket's, which is for one thread
+
+    def orphan(self) -> None:
+        """In a forked child: close the child's copy only."""
+        self.lock = threading.Lock()  # may have been copied locked
+        sock, self.socket = self.socket, None
+        if isinstance(sock, socket.socket):
+            socket.socket.close(sock)
+
+    close = cut
+
+    def __del__(self) -> None:
+        sock = getattr(self, "socket", None)
+        if sock is not None:
+            sock.close()
+
+
+def broken(peer: str, error: Exception) -> TransportError:
+    """The error of a connection that cannot be mended."""
+    return TransportError(f"daemon at {peer}: {error}")

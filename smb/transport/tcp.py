@@ -1,0 +1,386 @@
+"""The transport to a daemon on another host: frames over TCP, in the clear or by TLS.
+
+The same frames travel over a Unix socket where the daemon cannot pass its memory: from another PID namespace
+or another user. Each thread has a connection of its own. One that breaks is made again, within the lease, and
+what has no reply is sent again, which the daemon applies once. Where the daemon no longer knows the session
+(it was restarted, or the lease ended), a new one is begun, every segment is attached again by its key, and
+what was under way raises Restarted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import socket
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from smb import auth, network, protocol, tls
+from smb.errors import (
+    Away,
+    Closed,
+    NotPermitted,
+    NotSupported,
+    RequestError,
+    Restarted,
+    SmbError,
+    TransportError,
+    UnknownKey,
+)
+from smb.transport.base import Array, Opening, Options
+from smb.transport.line import SLICE, Line, broken
+from smb.transport.remote import RemoteAttachment
+from smb.transport.stream import Transfer
+from smb.transport.threads import PerThread
+
+log = logging.getLogger(__name__)
+
+FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
+PAUSES = (0.02, 1.0)  # seconds between two attempts to connect, at first and at most
+BRIEF = 2.0  # seconds that an impatient operation tries to save what it has sent already
+RETRY = 0.25  # seconds between two attempts while nobody waits for one
+NUMBERS = ("segment", "source", "other")  # fields that name a segment
+
+
+class TcpTransport:
+    """One client of a daemon that it shares no memory with.
+
+    peer     the daemon's address, for messages
+    dial     makes a connected socket within so many seconds
+    patient  whether an operation waits for a daemon that cannot be reached; else it raises Away at once
+    """
+
+    name = "tcp"
+
+    def __init__(self, peer: str, dial: Callable[[float], socket.socket], options: Options) -> None:
+        self.peer, self._dial, self._options = peer, dial, options
+        self.patient = True
+        self.welcome = protocol.Welcome(0, 0, 0, 0, 0.0, 0, "")
+        self._generation = 0  # how many sessions there have been
+        self._failed = ""  # why nothing works any more
+        self._closed = threading.Event()
+        self._lock = threading.RLock()  # held to greet, so that one thread begins a new session for all
+        self._attachments = weakref.WeakSet[RemoteAttachment]()
+        self._tried = 0.0  # when an impatient operation last tried in vain
+        self._away = 0.0  # since when the daemon cannot be reached; 0: it can
+        self._lines = PerThread(lambda: Line(peer))
+        self._numbers: dict[int, int] = {}  # of segments: the daemon's first -> its present one
+        try:
+            self._connect(self._lines.get(), options.timeout)
+        except OSError as error:
+            raise broken(peer, error) from error
+        self._pulse = threading.Thread(target=self._beat, name="smb-pulse", daemon=True)
+        self._pulse.start()
+
+    # Connecting
+
+    def _connect(self, line: Line, timeout: float) -> None:
+        """Give the line a connection that has greeted. OSError or SmbError: it has none."""
+        sock = self._dial(timeout)
+        try:
+            sock.settimeout(SLICE)
+            with self._lock:
+                self._greet(line, sock)
+        except BaseException:
+            sock.close()
+            raise
+        line.carry(sock)
+        self._away = 0.0
+
+    def _ask(self, line: Line, sock: socket.socket, record: object) -> Any:
+        """A request on a connection that is being set up: nothing is sent again."""
+        number = line.stream.next_number()
+        reply = line.ask(sock, number, record, self._options.timeout)
+        return reply.record(protocol.BY_REQUEST[type(record)])
+
+    def _introduce(self, line: Line, sock: socket.socket) -> None:
+        if sock.family == socket.AF_UNIX:
+            return
+        host = str(sock.getpeername()[0])
+        have = auth.credential(self._options.token, host)
+        if have:
+            auth.introduce(lambda record: self._ask(line, sock, record), have, tls.binding(sock))
+
+    def _hello(self, line: Line, sock: socket.socket, session: int, secret: int, stream: int) -> None:
+        version, name = protocol.VERSION, self._options.name
+        hello = protocol.Hello(version, session, secret, stream, False, os.getpid(), name)
+        self.welcome = self._ask(line, sock, hello)
+
+    def _greet(self, line: Line, sock: socket.socket) -> None:
+        self._introduce(line, sock)
+        old = self.welcome
+        known = line.generation == self._generation
+        try:
+            if not old.session:
+                raise Closed("no session yet")
+            self._hello(line, sock, old.session, old.secret, line.stream.number if known else 0)
+            if not known:
+                line.begin(self.welcome.stream, self._generation)
+        except UnknownKey:  # forgotten, since it was idle for a lease without a connection
+            self._hello(line, sock, old.session, old.secret, 0)
+            line.begin(self.welcome.stream, self._generation)
+        except Closed:
+            self._renew(line, sock, old)
+        for attachment in list(self._attachments):
+            if attachment.generation != self._generation:
+                self._attach_again(line, sock, attachment)
+
+    def _renew(self, line: Line, sock: socket.socket, old: protocol.Welcome) -> None:
+        """Begin a session, the first one or one after the daemon forgot ours."""
+        self._hello(line, sock, 0, 0, 0)
+        self._generation += 1
+        line.begin(self.welcome.stream, self._generation)
+        if old.session:
+            why = "the lease ended" if old.daemon == self.welcome.daemon else "the daemon was restarted"
+            log.warning("daemon at %s: %s: a new session is begun", self.peer, why)
+            if old.daemon != self.welcome.daemon:
+                with contextlib.suppress(RequestError):
+                    self._ask(line, sock, protocol.Inherit(old.session, old.secret, True))
+
+    def _attach_again(self, line: Line, sock: socket.socket, attachment: RemoteAttachment) -> None:
+        try:
+            opened: protocol.Opened = self._ask(line, sock, attachment.again())
+            attachment.renew(opened, self._generation)
+            self._numbers[attachment.first] = opened.segment
+        except RequestError as error:
+            log.warning("daemon at %s: segment %r is lost: %s", self.peer, attachment.key, error)
+            attachment.lose(str(error), self._generation)
+
+    def _check(self) -> None:
+        if self._closed.is_set():
+            raise Closed("this box is closed")
+        if self._failed:
+            raise TransportError(self._failed)
+
+    def _fail(self, error: Exception) -> TransportError:
+        """Nothing works any more: everybody's connections end."""
+        self._failed = self._failed or str(broken(self.peer, error))
+        self._lines.end()
+        return TransportError(self._failed)
+
+    def _reconnect(self, line: Line, sent: bool) -> None:
+        """Connect again, with growing pauses, until the daemon has been away for too long.
+
+        sent  whether something is under way that would be lost. Raises TransportError, Away.
+        """
+        pause, most = PAUSES
+        self._away = began = self._away or time.monotonic()
+        limit = max(self.welcome.lease, self._options.reconnect)
+        brief = time.monotonic() + (BRIEF if sent else 0.0)
+        while True:
+            self._check()
+            if not self.patient and not sent and time.monotonic() < self._tried + RETRY:
+                raise Away(f"daemon at {self.peer}: not reached just now")
+            try:
+                return self._connect(line, self._options.timeout)
+            except (NotPermitted, NotSupported) as error:
+                raise self._fail(error) from error
+            except (OSError, SmbError) as error:
+                now = self._tried = time.monotonic()
+                if now + pause > began + limit:
+                    raise self._fail(ConnectionError(f"{error} (for {now - began:.0f} s)")) from error
+                if not self.patient and now > brief:
+                    raise Away(f"daemon at {self.peer}: {error}") from error
+            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            pause = min(most, 2 * pause)
+
+    def ready(self) -> Line:
+        """This thread's line, connected within the present session."""
+        line = self._lines.get()
+        if line.socket is None or line.generation != self._generation or self._failed:
+            with line.lock:
+                self._check()
+                line.cut()
+                self._reconnect(line, sent=False)
+        return line
+
+    # Operations
+
+    def carry(self, what: str, make: Callable[[Line], Transfer]) -> int:
+        """Run a data operation to its end, over as many connections as it takes; the version after it."""
+        line = self.ready()
+        with line.lock:
+            epoch, timeout = line.epoch, self._options.timeout
+            transfer = make(line)
+            while True:
+                try:
+                    if line.socket is None:
+                        self._resume(line, epoch, what)
+                    assert line.socket is not None
+                    return transfer.run(line.socket, timeout)
+                except TimeoutError as error:
+                    line.cut()
+                    raise self._fail(error) from error
+                except (OSError, Closed) as error:
+                    log.info("daemon at %s: %s: connecting again", self.peer, error)
+                    line.cut()
+                except RequestError:
+                    raise
+                except SmbError as error:
+                    line.cut()
+                    raise self._fail(error) from error
+
+    def _resume(self, line: Line, epoch: int, what: str) -> None:
+        """Connect again while ``what`` is under way."""
+        try:
+            self._reconnect(line, sent=True)
+        except Away:
+            line.generation = 0  # what was sent may have been applied: the stream cannot go on
+            raise
+        if line.epoch != epoch:
+            raise Restarted(f"{what} was dropped: the daemon at {self.peer} no longer knows the session")
+
+    def call(self, request: object, timeout: float) -> Any:
+        return self._request(request, timeout)
+
+    def _request(self, request: object, timeout: float) -> Any:
+        line = self.ready()
+        with line.lock:
+            row, limit = protocol.BY_REQUEST[type(request)], timeout + self._options.timeout
+            epoch, number = line.epoch, line.stream.next_number()
+            while True:
+                try:
+                    if line.socket is None:
+                        self._resume(line, epoch, type(request).__name__)
+                    assert line.socket is not None
+                    reply = line.ask(line.socket, number, self._renumbered(request), limit)
+                    if protocol.ERRORS.get(reply.header.status) is not Closed or self._closed.is_set():
+                        return reply.record(row)
+                    line.cut()  # the lease has just ended
+                except TimeoutError as error:
+                    line.cut()
+                    raise self._fail(error) from error
+                except OSError as error:
+                    log.info("daemon at %s: %s: connecting again", self.peer, error)
+                    line.cut()
+                except Restarted:
+                    if row.once:
+                        raise
+                    epoch, number = line.epoch, line.stream.next_number()
+                except TransportError as error:
+                    line.cut()
+                    raise self._fail(error) from error
+                except SmbError:
+                    raise
+                except BaseException:  # the answer is still under way: the next request takes the stream over
+                    line.cut()
+                    raise
+
+    def _renumbered(self, request: Any) -> Any:
+        """The request with the numbers that its segments have in the present session."""
+        if not self._numbers:
+            return request
+        have = {name: getattr(request, name) for name in NUMBERS if hasattr(request, name)}
+        return dataclasses.replace(request, **{n: self._numbers.get(v, v) for n, v in have.items()})
+
+    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+        wait = request.timeout if isinstance(request, protocol.Create) else 0.0
+        generation = self._generation
+        reply: protocol.Opened = self._request(request, wait)
+        attachment = RemoteAttachment(self, request, reply, generation)
+        try:
+            if reply.created and initial is not None:
+                attachment.initialise(initial)
+                self._request(protocol.Publish(reply.segment), 0.0)
+            with self._lock:
+                if generation != self._generation:
+                    raise Restarted(f"the session was lost while segment {request.key!r} was opened")
+                self._attachments.add(attachment)
+        except BaseException:
+            with contextlib.suppress(SmbError):
+                self._request(protocol.Detach(reply.segment), 0.0)
+            raise
+        return Opening(attachment, reply)
+
+    # Signs of life
+
+    def _beat(self) -> None:
+        """Keep the lease, and notice a daemon that is gone while everybody waits for it."""
+        while not self._closed.wait(max(0.02, self.welcome.lease / 3)):
+            try:
+                told = [self._acknowledge(line) for line in self._lines.all()]
+                if not any(told):
+                    self.carry("a sign of life", lambda line: line.stream.acknowledge())
+            except SmbError as error:
+                log.debug("daemon at %s: %s", self.peer, error)
+                if self._failed:
+                    return
+
+    def _acknowledge(self, line: Line) -> bool:
+        """Have the daemon forget an idle line's replies; False when it is not idle or not connected."""
+        if not line.lock.acquire(blocking=False):
+            return False
+        try:
+            if line.socket is None:
+                return False
+            line.stream.acknowledge().run(line.socket, self._options.timeout)
+            return True
+        except OSError as error:
+            line.cut()
+            if isinstance(error, TimeoutError):
+                raise self._fail(error) from error
+            return False
+        finally:
+            line.lock.release()
+
+    # The end
+
+    def orphan(self) -> None:
+        self._closed = threading.Event()  # the old one may have been copied locked
+        self._closed.set()
+        self._lines.each(Line.orphan)
+
+    def close(self) -> None:
+        if self._closed.is_set():
+            return
+        line = self._lines.get()
+        with contextlib.suppress(OSError, SmbError), line.lock:
+            if not self._failed and not self._away:
+                if line.socket is None:
+                    self._connect(line, FAREWELL)
+                assert line.socket is not None
+                line.ask(line.socket, line.stream.next_number(), protocol.Bye(), FAREWELL)
+        self._closed.set()
+        self._lines.close()
+        if threading.current_thread() is not self._pulse:
+            self._pulse.join(FAREWELL)
+
+    def local_host(self) -> str:
+        """The numeric address of this host by which it reaches the daemon; "" over a Unix socket."""
+        line = self.ready()
+        sock = line.socket
+        return str(sock.getsockname()[0]) if sock is not None and sock.family != socket.AF_UNIX else ""
+
+
+def connect(where: str, options: Options) -> TcpTransport:
+    """Connect to ``HOST:PORT`` by TCP."""
+    host, port = network.parse(where)
+
+    def dial(timeout: float) -> socket.socket:
+        sock = network.dial(host, port, timeout)
+        secured = options.tls
+        return tls.wrap_client(sock, host, secured, timeout) if secured else sock
+
+    return TcpTransport(where, dial, options)
+
+
+def over_unix(path: str, options: Options) -> TcpTransport:
+    """The same frames over the Unix socket ``path``, where the daemon cannot pass its memory."""
+
+    def dial(timeout: float) -> socket.socket:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            sock.settimeout(timeout)
+            sock.connect(path)
+        except OSError as error:
+            sock.close()
+            raise TransportError(f"no daemon answers at {path}: {error.strerror or error}") from error
+        return sock
+
+    return TcpTransport(path, dial, options)
