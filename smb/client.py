@@ -402,6 +402,11 @@ class Box:
         stat: Stat = self._call(protocol.StatOf(check_key(key)))
         return stat
 
+    def status(self) -> protocol.Report:
+        """The daemon's figures: what each client did to segments, waits for and has counted."""
+        report: protocol.Report = self._call(protocol.Status())
+        return report
+
     def free(self, key: str) -> None:
         """Take the key away. Those attached keep the memory until they detach. Raises UnknownKey."""
         self._call(protocol.Free(check_key(key)))

@@ -29,6 +29,7 @@ from smb import errors
 from smb.errors import ProtocolError, SmbError
 from smb.layout import put, unpack
 from smb.records import *  # users write protocol.Create
+from smb.records_status import *
 
 VERSION = 2
 MAGIC = b"SMB1"
@@ -115,6 +116,7 @@ OPERATIONS = _table(
     Operation(37, Inherit, Done, 0, "go on for a session of the dead daemon: own what it owned"),
     Operation(38, RestoreFrom, SnapshotDone, 0, "load a snapshot into the box"),
     Operation(39, HandCounter, Done, 0, "tell a daemon that was restarted what a counter was"),
+    Operation(55, Status, Report, 0, "the daemon's figures, and what each client did"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}
 DATA = frozenset({18, 19, 20, 21, 22, 25})  # answered by a stream's native loop, not by the service

@@ -16,6 +16,7 @@ from smb import _native
 from smb.errors import Closed, NotPermitted, OutOfMemory, ProtocolError, RequestError, UnknownKey
 
 HANDOVER = 20.0  # seconds that an earlier connection may take to leave a stream
+from smb.figures import Figures
 
 
 class Speaker(Protocol):
@@ -64,6 +65,9 @@ class Stream:
         """time.monotonic() of its last frame."""
         return max(self.heard, self.native.last_seen)
 
+    def figures(self) -> Figures:
+        return Figures(self.native.operations, self.native.bytes_in, self.native.bytes_out)
+
     def replay(self, number: int) -> bytes | None:
         """The frame that answered this control request, when it is sent again; None when it is new."""
         if number == self._answered:
@@ -102,6 +106,7 @@ class Remote:
         self._writable = set[int]()
         self._ends: list[Callable[[], None]] = []
         self._born = time.monotonic()
+        self._past = Figures()  # of streams that were forgotten
         self._over = False
 
     def stream(self, number: int) -> Stream:
@@ -169,12 +174,17 @@ class Remote:
                 self._updates -= 1
                 self._idle.notify_all()
 
+    def figures(self) -> Figures:
+        """What its streams did to segments."""
+        with self._lock:
+            return Figures.sum([self._past, *(stream.figures() for stream in self._streams.values())])
+
     def drop_idle(self, before: float) -> None:
         """Forget streams whose connection is gone and that were last heard before ``before``."""
         with self._lock:
             idle = [n for n, s in self._streams.items() if not s.spoken_for and s.last_heard < before]
             for number in idle:
-                del self._streams[number]
+                self._past.add(self._streams.pop(number).figures())
 
     def hang_up(self) -> None:
         """End its connections."""

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from smb.errors import Closed, OutOfMemory, RangeError, RequestError, WaitTimeout
+from smb.figures import Figures
 from smb.remote import Remote
 
 MAX_NAMES = 100_000  # counters, barriers and locks of one daemon, against a client that makes them forever
@@ -36,6 +37,7 @@ class Session:
     tickets: set[Ticket] = field(default_factory=set)
     born: float = field(default_factory=time.monotonic)
     requests: int = 0  # control requests that it made
+    past: Figures = field(default_factory=Figures)  # what it did in segments that it left
 
     def __str__(self) -> str:
         name = f" ({self.name})" if self.name else ""

@@ -15,6 +15,7 @@ from smb.errors import Closed, NotPermitted, NotSupported, RequestError, Unknown
 from smb.keeper import Keeper
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
+from smb.report import report
 from smb.restoring import Restoring
 from smb.segment import Mapping
 from smb.snapshot import newest
@@ -59,6 +60,7 @@ class Service:
             protocol.Unlock: self._unlock,
             protocol.Stuck: self._stuck,
             protocol.Mend: self._mend,
+            protocol.Status: lambda _, r: Answer(report(store)),
             protocol.HandBack: self._hand_back,
             protocol.HandCounter: self._hand_counter,
             protocol.Inherit: self._inherit,
@@ -76,6 +78,7 @@ class Service:
         if operation is None:
             raise NotSupported(f"{type(request).__name__} is for clients that do not map their segments")
         self.restoring.admit(ticket, request)
+        ticket.session.requests += 1
         return operation(ticket, request)
 
     def _bye(self, ticket: Ticket, request: protocol.Bye) -> Answer:

@@ -12,6 +12,7 @@ from functools import partial
 from smb import protocol
 from smb.errors import Closed, KeyExists, NotPermitted, OutOfMemory, RequestError, UnknownKey, WaitTimeout
 from smb.limits import Limits
+from smb.figures import Figures, Totals, told
 from smb.memory import Budget
 from smb.rendezvous import Rendezvous, Session, Ticket
 from smb.segment import Life, Mapping
@@ -88,6 +89,7 @@ class Store:
         self.rendezvous = Rendezvous(self.lock)
         self.budget = budget or Budget(memory_limit)
         self.life = Life.create()
+        self.totals = Totals()
         self.closed = False
         self._changed = threading.Condition(self.lock)  # a creation ended, well or not
         self._by_key: dict[str, Entry] = {}
@@ -154,14 +156,24 @@ class Store:
                 if session in entry.attached and entry.mapping:
                     repaired += entry.mapping.repair()
                 self._leave(entry, session)
+            beyond = session.remote.figures() if session.remote else Figures()
+            self.totals.bury(Figures.sum([session.past, beyond]), session.requests)
             self._changed.notify_all()
             if session.pidfd is not None:
                 os.close(session.pidfd)
                 session.pidfd = None
             return repaired
 
+    def _forget(self, entry: Entry, session: Session) -> None:
+        """The session is no longer attached; what it did there stays counted."""
+        if entry.attached.pop(session, None) and entry.mapping:
+            line = told(entry.mapping, session.number)
+            if line:
+                session.past.add(line[0])
+                entry.mapping.forget_tally(session.number)
+
     def _leave(self, entry: Entry, session: Session) -> None:
-        entry.attached.pop(session, None)
+        self._forget(entry, session)
         if entry.owner is session:
             entry.owner = None
             if entry.wanted.lifetime == "owner" or not entry.published:
@@ -313,6 +325,11 @@ class Store:
                 entry.pins -= 1
                 self._settle(entry)
 
+    def entries(self) -> list[Entry]:
+        """All segments, whether published or not."""
+        with self.lock:
+            return list(self._by_number.values())
+
     # Attachment
 
     def _enter(self, entry: Entry, session: Session) -> Entry:
@@ -367,7 +384,7 @@ class Store:
             entry = self._of(session, number)
             entry.attached[session] -= 1
             if not entry.attached[session]:
-                del entry.attached[session]
+                self._forget(entry, session)
                 if not entry.published:
                     self._unname(entry)
                     self._changed.notify_all()

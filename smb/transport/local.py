@@ -45,6 +45,7 @@ class LocalTransport:
                 with contextlib.suppress(RequestError):
                     answer.undo()
             raise
+        mapping.tally(self._session.number)
         return watched(mapping, reply, self, store.lease)
 
     def orphan(self) -> None:

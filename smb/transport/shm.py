@@ -206,6 +206,7 @@ class ShmTransport:
             raise
         finally:
             close_all(descriptors)
+        mapping.tally(self._session)
         return watched(mapping, reply, self, self._lease)
 
     def orphan(self) -> None:

@@ -35,7 +35,7 @@ def test_operations_and_bytes_are_counted_both_ways(segment: Mapping) -> None:
     with_line.exchange(local, 0.5)
     with_line.read(local[:0])
     client(segment).write(local)
-    assert segment.tallies() == {7: (4, 3 * NBYTES, NBYTES + 40, 1)}
+    assert segment.tallies() == {7: (4, 3 * NBYTES, NBYTES + 40, 0)}
 
 
 def test_staleness_is_the_updates_of_others_between_exchanges(segment: Mapping) -> None:
