@@ -14,9 +14,9 @@ from typing import Protocol
 
 from smb import _native
 from smb.errors import Closed, NotPermitted, OutOfMemory, ProtocolError, RequestError, UnknownKey
+from smb.figures import Figures
 
 HANDOVER = 20.0  # seconds that an earlier connection may take to leave a stream
-from smb.figures import Figures
 
 
 class Speaker(Protocol):
