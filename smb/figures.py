@@ -1,4 +1,4 @@
-"""What clients did to segments, counted: by the daemon for those that send it, by themselves for those that map."""
+"""What clients did to segments: counted by the daemon, or by themselves where they map the memory."""
 
 from __future__ import annotations
 

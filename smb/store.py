@@ -11,8 +11,8 @@ from functools import partial
 
 from smb import protocol
 from smb.errors import Closed, KeyExists, NotPermitted, OutOfMemory, RequestError, UnknownKey, WaitTimeout
-from smb.limits import Limits
 from smb.figures import Figures, Totals, told
+from smb.limits import Limits
 from smb.memory import Budget
 from smb.rendezvous import Rendezvous, Session, Ticket
 from smb.segment import Life, Mapping
