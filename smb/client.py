@@ -27,6 +27,7 @@ from smb.errors import (
 from smb.layout import check_key
 from smb.protocol import Stat
 from smb.transport.base import Array, Attachment, Opening, Options, Transport, connect, named
+from smb.vectors import Vectors
 
 SLICE = 1.0  # seconds that one native wait takes before it looks around
 FOREVER = protocol.MAX_SECONDS
@@ -41,7 +42,7 @@ def seconds(timeout: float | None) -> float:
     return float(timeout)
 
 
-class Segment:
+class Segment(Vectors):
     """Named memory of ``count`` elements of ``dtype`` that every client of the box may attach to.
 
     Arrays are C-contiguous numpy arrays or CPU torch tensors of the segment's dtype; offsets and lengths
@@ -314,6 +315,12 @@ class Box:
     def _open(self, key: str, request: protocol.Create | protocol.Attach, initial: Array = None) -> Segment:
         self._check()
         opening = self._transport.open(request, initial)
+        stripe = protocol.stripe_of(opening.reply.meta)
+        if stripe:
+            opening.attachment.close()
+            self._call(protocol.Detach(opening.reply.segment))
+            part = f"stripe {stripe.stripe} of {stripe.stripes}"
+            raise KeyExists(f"segment {key!r} is {part}: connect to {stripe.addresses}")
         readonly = isinstance(request, protocol.Attach) and request.readonly
         segment = Segment(self, key, opening, readonly)
         with self._lock:

@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+from smb import stripes
 from smb.client import Box
 from smb.errors import NotSupported, TransportError
 from smb.gate import guarded, terms
@@ -78,7 +79,9 @@ def connect(
     options = Options((name or own_name())[:80], timeout, token, tls or from_environment())
     address = address or os.environ.get("SMB_ADDRESS") or None
     if address:
-        box = Box(base.connect(address, options), address, options)
+        several = stripes.daemons(address)
+        to = stripes.connect(several, options) if len(several) > 1 else base.connect(address, options)
+        box = Box(to, address, options)
     else:
         box = _own_daemon(options) or _inside(options)
     log.info("memory box at %s by %s", box.address, box.transport)

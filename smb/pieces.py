@@ -8,10 +8,11 @@ is in pieces.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 
-class Piece(NamedTuple):
+@dataclass(frozen=True)
+class Piece:
     """``count`` elements, all in one chunk."""
 
     begin: int  # in the stripe's own segment

@@ -171,3 +171,20 @@ def raise_failure(header: Header, body: bytes) -> None:
     """Raise the error that a reply of status != 0 carries."""
     kind: Callable[[str], SmbError] = ERRORS.get(header.status, SmbError)
     raise kind(unpack(Failure, body).message)
+
+
+def pack_stripe(stripe: Stripe) -> bytes:
+    """The meta of a stripe of a larger segment."""
+    out = bytearray(STRIPE_MAGIC)
+    put(stripe, out)
+    return bytes(out)
+
+
+def stripe_of(meta: bytes) -> Stripe | None:
+    """What a stripe's meta says; None for the meta of a segment by itself."""
+    if not meta.startswith(STRIPE_MAGIC):
+        return None
+    try:
+        return unpack(Stripe, meta[len(STRIPE_MAGIC) :])
+    except ProtocolError:
+        return None

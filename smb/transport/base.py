@@ -39,14 +39,39 @@ class Attachment(Protocol):
     Any thread may call; operations of one thread happen in the order in which they are called, and an
     accumulate or exchange is applied exactly once when it returns. Errors do not know the segment's key.
     After the daemon's death every method but rescue and close raises TransportError.
-
-    stripes  above 1: this is one stripe of a larger segment (smb/pieces.py), which offset and array are of;
-             what lies here is done and not counted: count_update does that once all stripes have done it
     """
 
     @property
     def version(self) -> int:
         """Updates of the segment that are completed."""
+
+    def read(self, out: Array, offset: int = 0, threads: int = 1) -> None: ...
+    def write(self, array: Array, offset: int = 0, threads: int = 1) -> int: ...
+    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int:
+        """``source`` is an array or another Attachment of the same transport."""
+
+    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1) -> int: ...
+    def combine(
+        self, how: str, scalar: float, source: Any, offset: int, count: int, *, threads: int = 1
+    ) -> int:
+        """protocol.Combine; ``source`` is another Attachment of the same transport, or None."""
+
+    def reduce(self, how: str, other: Any = None, *, threads: int = 1) -> float:
+        """protocol.Reduce, with another Attachment of the same transport or None."""
+
+    def wait(self, version: int, timeout: float) -> bool: ...
+    def rescue(self, out: Array, offset: int = 0) -> int:
+        """Read though the daemon is dead; NotSupported where nothing is left. Returns the torn chunks."""
+
+    def close(self) -> None: ...
+
+
+class Part(Attachment, Protocol):
+    """An Attachment to one daemon, which may be one stripe of a larger segment.
+
+    stripes  above 1: offset and array are those of the larger segment (smb/pieces.py), and what lies here is
+             done and not counted: count_update does that once all stripes have done it
+    """
 
     def initialise(self, values: Array) -> None:
         """The first values, of all elements, before the segment is published; not counted."""
@@ -66,9 +91,7 @@ class Attachment(Protocol):
         *,
         stripe: int = 0,
         stripes: int = 1,
-    ) -> int:
-        """``source`` is an array or another Attachment of the same transport."""
-
+    ) -> int: ...
     def exchange(
         self,
         local: Array,
@@ -93,16 +116,7 @@ class Attachment(Protocol):
         counts: bool = True,
         threads: int = 1,
     ) -> int:
-        """protocol.Combine; ``source`` is another Attachment of the same transport, or None."""
-
-    def reduce(self, how: str, other: Any = None, *, threads: int = 1) -> float:
-        """protocol.Reduce, with another Attachment of the same transport or None."""
-
-    def wait(self, version: int, timeout: float) -> bool: ...
-    def rescue(self, out: Array, offset: int = 0) -> int:
-        """Read though the daemon is dead; NotSupported where nothing is left. Returns the torn chunks."""
-
-    def close(self) -> None: ...
+        """counts=False: an update of a stripe, as above."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,72 @@
+"""Vector operations on segments, done where they lie: what a coordinator of many workers computes with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TypeVar
+
+from smb.errors import SmbError
+from smb.transport.base import Attachment
+
+T = TypeVar("T")
+
+
+class Vectors:
+    """A base of Segment. With shared memory the client does the work, otherwise the daemon.
+
+    The first four are updates like write: chunk by chunk under the chunks' locks, counted once in the
+    version, which they return. All but copy_from need float32. Ranges are in elements. ``other`` is another
+    segment of the same box, taken from its element 0 on.
+    """
+
+    count: int
+    _attachment: Attachment
+    _seen: int
+
+    def _named(self, error: SmbError) -> SmbError:
+        raise NotImplementedError
+
+    def copy_from(self, other: Vectors, offset: int = 0) -> int:
+        """Elements from ``offset`` on become those of ``other``, all of it; both of one dtype."""
+        return self._combine("copy", 0.0, other, offset, other.count)
+
+    def axpy(self, a: float, other: Vectors, offset: int = 0) -> int:
+        """Elements from ``offset`` on += a times ``other``, all of it. NonFinite as in accumulate."""
+        return self._combine("axpy", a, other, offset, other.count)
+
+    def scale(self, a: float, offset: int = 0, count: int | None = None) -> int:
+        """``count`` elements from ``offset`` on, by default to the end, times a."""
+        return self._combine("scale", a, None, offset, count)
+
+    def fill(self, value: float, offset: int = 0, count: int | None = None) -> int:
+        """``count`` elements from ``offset`` on, by default to the end, become ``value``."""
+        return self._combine("fill", value, None, offset, count)
+
+    def dot(self, other: Vectors) -> float:
+        """The sum of self[i] other[i] in float64, of segments of one count.
+
+        Like a read it may mix two updates at chunk borders.
+        """
+        return self._asked(lambda: self._attachment.reduce("dot", other._attachment))
+
+    def norm(self) -> float:
+        """The Euclidean norm, the square root of dot with itself."""
+        return math.sqrt(self.dot(self))
+
+    def sum(self) -> float:
+        """The sum of all elements in float64."""
+        return self._asked(lambda: self._attachment.reduce("sum"))
+
+    def _combine(self, how: str, scalar: float, other: Vectors | None, offset: int, count: int | None) -> int:
+        source = other._attachment if other else None
+        size = max(self.count - offset, 0) if count is None else count
+        version = self._asked(lambda: self._attachment.combine(how, scalar, source, offset, size))
+        self._seen += 1  # mine, so that it counts in nobody's staleness
+        return version
+
+    def _asked(self, ask: Callable[[], T]) -> T:
+        try:
+            return ask()
+        except SmbError as error:
+            raise self._named(error) from error
