@@ -6,16 +6,18 @@ Exit codes: 0 done, 1 it failed, 2 wrong usage. Nothing heavy is imported before
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import smb
 
 if TYPE_CHECKING:
     from smb.client import Box
+    from smb.server import Daemon
     from smb.tls import Tls
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -75,7 +77,7 @@ def parser() -> argparse.ArgumentParser:
         "--snapshot-dir", metavar="DIR", help="go on from the newest snapshot there; write one at the end"
     )
     serve.add_argument("--snapshot-every", type=positive, metavar="S", help="and every S seconds")
-    serve.add_argument("--verbose", "-v", action="store_true", help="log sessions too")
+    add_watching(serve)
     add_access(serve)
 
     client = argparse.ArgumentParser(add_help=False)
@@ -102,6 +104,7 @@ def parser() -> argparse.ArgumentParser:
     free = commands.add_parser("free", parents=[client], help="take a segment's key away", epilog=EPILOG)
     free.add_argument("key", nargs="+")
     add_doctor(commands)
+    add_measuring(commands, client)
     snapshot = commands.add_parser(
         "snapshot", parents=[client], help="have the daemon write a snapshot now", epilog=EPILOG
     )
@@ -132,6 +135,61 @@ def add_access(serve: argparse.ArgumentParser) -> None:
     serve.add_argument(
         "--max-rate", type=positive, default=0.0, metavar="R", help="requests a second of one connection"
     )
+
+
+def add_watching(serve: argparse.ArgumentParser) -> None:
+    """How a daemon is watched."""
+    serve.add_argument("--verbose", "-v", action="store_true", help="log sessions too")
+    serve.add_argument(
+        "--log", choices=("text", "json"), default="text", help="lines for people or JSON objects, on stderr"
+    )
+    serve.add_argument("--metrics", metavar="HOST:PORT", help="serve figures for Prometheus there")
+
+
+def listed(one: Callable[[str], Any]) -> Callable[[str], list[Any]]:
+    """The type of several values between commas."""
+
+    def several(text: str) -> list[Any]:
+        return [one(part) for part in text.split(",")]
+
+    return several
+
+
+def operation(text: str) -> str:
+    known = ("read", "write", "accumulate", "exchange")
+    if text not in known:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(known)}")
+    return text
+
+
+def mappable(text: str) -> str:
+    if text not in ("shm", "tcp"):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of shm, tcp; for others give --address")
+    return text
+
+
+def add_measuring(commands: Commands, client: argparse.ArgumentParser) -> None:
+    top = commands.add_parser(
+        "top", parents=[client], help="what the daemon's clients are doing, live", epilog=EPILOG
+    )
+    top.add_argument("--once", action="store_true", help="print one table, with the rates of one interval")
+    top.add_argument("--interval", "-i", type=positive, default=1.0, metavar="S", help="(default: 1)")
+    bench = commands.add_parser("bench", help="how fast a box is, over sizes, processes and transports")
+    bench.add_argument(
+        "--address", "-a", action="append", help="a daemon, several times for several (default: one of its own)"
+    )
+    every = "read,write,accumulate,exchange"
+    bench.add_argument("--operations", type=listed(operation), default=every, metavar="O,O", help=f"of {every}")
+    bench.add_argument(
+        "--sizes", type=listed(size), default="4K,256K,16M", metavar="SIZE,SIZE", help="(default: 4K,256K,16M)"
+    )
+    bench.add_argument("--processes", type=listed(whole), default="1,2", metavar="N,N", help="(default: 1,2)")
+    bench.add_argument(
+        "--transports", type=listed(mappable), default="shm,tcp", metavar="T,T", help="(default: shm,tcp)"
+    )
+    bench.add_argument("--seconds", type=positive, default=1.0, metavar="S", help="of each measurement")
+    bench.add_argument("--csv", metavar="FILE", help="write the table there")
+    bench.add_argument("--plot", metavar="FILE", help="draw it there (needs matplotlib)")
 
 
 def add_tls(command: argparse.ArgumentParser, signed: str) -> None:
@@ -170,18 +228,15 @@ def add_doctor(commands: Commands) -> None:
 
 
 def serve(options: argparse.Namespace) -> int:
-    import logging
     import resource
     from pathlib import Path
 
     from smb.embedded import serve as start
     from smb.limits import Limits
+    from smb.logs import configure
     from smb.options import ServeOptions
 
-    logging.basicConfig(
-        level=logging.INFO if options.verbose else logging.WARNING,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    configure(options.log, options.verbose)
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
@@ -198,8 +253,38 @@ def serve(options: argparse.Namespace) -> int:
         options=chosen,
     ) as daemon:
         print("listening at", *daemon.addresses, flush=True)
-        signal.sigwait(signals)
+        with metrics(options.metrics, daemon):
+            signal.sigwait(signals)
     return 0
+
+
+@contextlib.contextmanager
+def metrics(where: str | None, daemon: Daemon) -> Iterator[None]:
+    """Serve the daemon's figures at ``where``, if anywhere."""
+    if where is None:
+        yield
+        return
+    from smb.metrics import Metrics, render
+    from smb.report import report
+
+    store = daemon.store
+    with Metrics(where, lambda: render(report(store), store.list(""))) as served:
+        print("metrics at", served.address, flush=True)
+        yield
+
+
+def top(options: argparse.Namespace) -> int:
+    from smb.top import live, once
+
+    with connect(options) as box:
+        (once if options.once else live)(box, options.interval)
+    return 0
+
+
+def bench(options: argparse.Namespace) -> int:
+    from smb.bench import run
+
+    return run(options)
 
 
 def connect(options: argparse.Namespace) -> Box:
@@ -352,6 +437,8 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 COMMANDS = {
+    "bench": bench,
+    "top": top,
     "doctor": doctor,
     "serve": serve,
     "ls": ls,
