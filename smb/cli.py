@@ -176,12 +176,21 @@ def add_measuring(commands: Commands, client: argparse.ArgumentParser) -> None:
     top.add_argument("--interval", "-i", type=positive, default=1.0, metavar="S", help="(default: 1)")
     bench = commands.add_parser("bench", help="how fast a box is, over sizes, processes and transports")
     bench.add_argument(
-        "--address", "-a", action="append", help="a daemon, several times for several (default: one of its own)"
+        "--address",
+        "-a",
+        action="append",
+        help="a daemon, several times for several (default: one of its own)",
     )
     every = "read,write,accumulate,exchange"
-    bench.add_argument("--operations", type=listed(operation), default=every, metavar="O,O", help=f"of {every}")
     bench.add_argument(
-        "--sizes", type=listed(size), default="4K,256K,16M", metavar="SIZE,SIZE", help="(default: 4K,256K,16M)"
+        "--operations", type=listed(operation), default=every, metavar="O,O", help=f"of {every}"
+    )
+    bench.add_argument(
+        "--sizes",
+        type=listed(size),
+        default="4K,256K,16M",
+        metavar="SIZE,SIZE",
+        help="(default: 4K,256K,16M)",
     )
     bench.add_argument("--processes", type=listed(whole), default="1,2", metavar="N,N", help="(default: 1,2)")
     bench.add_argument(
