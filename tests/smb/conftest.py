@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,14 +11,18 @@ from pathlib import Path
 import pytest
 
 import smb
+from smb import stripes
 from smb.client import Box
 from smb.server import Daemon
 from smb.transport.base import Options
 from smb.transport.local import LocalTransport
+from smb.tls import Tls
+from tests.smb.certificates import Authority
 from tests.smb.processes import ServeProcess
 
 Connect = Callable[..., Box]
-TRANSPORTS = ["local", "shm", "tcp"]
+TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:"}
+STRIPED = {"shm-over-3": ("unix:", 3), "tcp-over-3": ("tcp:", 3), "tcp-over-1": ("tcp:", 1)}
 TOKEN = b"a token for the tests alone"
 
 
@@ -34,25 +39,56 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(path)
 
 
+@pytest.fixture(scope="session")
+def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, Tls]:
+    """TLS for a daemon that asks for certificates, and for a client that has one."""
+    authority = Authority.make(tmp_path_factory.mktemp("certificates"))
+    return authority.sign("daemon"), authority.sign("client")
+
+
 @pytest.fixture
-def served(folder: Path) -> Iterator[Daemon]:
-    """A daemon in this process."""
-    with smb.serve(unix=folder / "box.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0) as daemon:
+def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
+    """A daemon in this process; its TCP port is secured where the transport under test is "tcp+tls"."""
+    callspec = getattr(request.node, "callspec", None)
+    secured = callspec is not None and callspec.params.get("connect") == "tcp+tls"
+    tls = request.getfixturevalue("certified")[0] if secured else None
+    with smb.serve(unix=folder / "box.sock", tcp="127.0.0.1:0", token=TOKEN, tls=tls, lease=2.0) as daemon:
         yield daemon
 
 
-@pytest.fixture(params=TRANSPORTS)
-def connect(request: pytest.FixtureRequest, served: Daemon) -> Iterator[Connect]:
+@pytest.fixture
+def striped(served: Daemon, folder: Path) -> Iterator[Callable[[str, int], list[str]]]:
+    """Addresses of one kind of several daemons in this process, the served one first."""
+    with contextlib.ExitStack() as stack:
+
+        def start(scheme: str, number: int) -> list[str]:
+            daemons = [served]
+            for i in range(1, number):
+                one = smb.serve(unix=folder / f"{i}.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0)
+                daemons.append(stack.enter_context(one))
+            return [address for one in daemons for address in one.addresses if address.startswith(scheme)]
+
+        yield start
+
+
+@pytest.fixture(params=[*TRANSPORTS, *STRIPED])
+def connect(
+    request: pytest.FixtureRequest, served: Daemon, striped: Callable[[str, int], list[str]]
+) -> Iterator[Connect]:
     """Makes clients of one box over the transport under test."""
     boxes: list[Box] = []
+    tls = request.getfixturevalue("certified")[1] if request.param == "tcp+tls" else None
+    addresses = striped(*STRIPED[request.param]) if request.param in STRIPED else []
 
     def make(name: str = "test", timeout: float = 10.0) -> Box:
-        options = Options(name, timeout)
+        options = Options(name, timeout, TOKEN)
         if request.param == "local":
             boxes.append(Box(LocalTransport(served.service, options), "local", options))
+        elif addresses:
+            boxes.append(Box(stripes.connect(addresses, options), ",".join(addresses), options))
         else:
-            address = served.addresses[TRANSPORTS.index(request.param) - 1]
-            boxes.append(smb.connect(address, token=TOKEN, timeout=timeout, name=name))
+            (address,) = [one for one in served.addresses if one.startswith(TRANSPORTS[request.param])]
+            boxes.append(smb.connect(address, token=TOKEN, timeout=timeout, name=name, tls=tls))
         return boxes[-1]
 
     yield make
