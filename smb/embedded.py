@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -20,6 +21,7 @@ from smb.tls import Tls, from_environment
 from smb.transport import base
 from smb.transport.base import Options
 from smb.transport.local import LocalTransport
+from smb.transport.rdma import available
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +65,7 @@ def connect(
     timeout: float = 30.0,
     name: str | None = None,
     tls: Tls | None = None,
+    reconnect: float = 0.0,
 ) -> Box:
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
@@ -75,8 +78,10 @@ def connect(
     name     what messages and `smb ls -v` call this client; the program's name by default
     tls      for tcp: who signed the daemon's certificate, and one's own. None: what $SMB_TLS_CA,
              $SMB_TLS_CERT and $SMB_TLS_KEY name, else no TLS
+    reconnect  seconds for which operations wait for another daemon when this one dies (or raise Away, see
+             Box.patient); on this host its memory is handed back, so that nothing is lost. 0: they fail at once
     """
-    options = Options((name or own_name())[:80], timeout, token, tls or from_environment())
+    options = Options((name or own_name())[:80], timeout, token, tls or from_environment(), reconnect)
     address = address or os.environ.get("SMB_ADDRESS") or None
     if address:
         several = stripes.daemons(address)
@@ -110,6 +115,13 @@ def _inside(options: Options) -> Box:
     return Box(LocalTransport(daemon.service, options), "local", options)
 
 
+def offering_rdma(chosen: ServeOptions) -> ServeOptions:
+    """The same choices, and RDMA. Raises NotSupported, which says why, where there is none."""
+    wanted = chosen.rdma if chosen.rdma is not None else os.environ.get("SMB_RDMA", "")
+    available(wanted)
+    return dataclasses.replace(chosen, rdma=wanted)
+
+
 def serve(
     unix: str | os.PathLike[str] | None = None,
     *,
@@ -128,6 +140,8 @@ def serve(
 
     unix          the socket's path; the user's default socket when no address is given at all
     tcp           "HOST:PORT" to listen at as well; "*" is every address of this host, port 0 is chosen
+    rdma          "HOST:PORT" for clients that come by RDMA, which is set up over TCP; $SMB_RDMA says by which
+                  device, DEVICE[/PORT[/GID_INDEX]], else the one that has the address which they came to
     token         what clients over TCP prove to have: a file that nobody else can read, or the bytes. None at
                   an address of this host: the user's own, which smb.connect finds
     tls           the daemon's certificate; with ``ca`` set, clients must show one too
@@ -143,20 +157,21 @@ def serve(
     Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
     for an address that strangers reach without anything that keeps them out.
     """
-    if rdma is not None:
-        raise NotSupported("this version has no rdma transport")
     folder = Path(snapshot_dir) if snapshot_dir is not None else None
     chosen = options or ServeOptions(memory_limit, lease, snapshot_dir=folder, snapshot_every=snapshot_every)
     with contextlib.ExitStack() as stack:
         listeners: list[Listener] = []
-        if unix is not None or tcp is None:
+        if unix is not None or (tcp is None and rdma is None):
             listeners.append(UnixListener(Path(unix) if unix is not None else default_path()))
             stack.callback(listeners[-1].close)
-        if tcp is not None:
-            port = TcpListener(tcp, terms(token, tls))
+        for where in filter(None, (tcp, rdma)):
+            port = TcpListener(where, terms(token, tls))
             stack.callback(port.close)
             port.terms, port.own_token = guarded(port.hosts, terms(token, tls), insecure)
             listeners.append(port)
+        if rdma is not None:
+            chosen = offering_rdma(chosen)
+            listeners[-1].address = f"rdma://{listeners[-1].address.removeprefix('tcp://')}"
         daemon = Daemon(listeners, chosen)
         stack.pop_all()
     return daemon

@@ -18,6 +18,7 @@ class ServeOptions:
     limits        what all clients together, and one alone, may take beside memory
     snapshot_dir  where snapshots of the box lie: it begins with the newest whole one, and ends with one
     snapshot_every  seconds between two; None: only on request and at the end
+    rdma          None: clients get no RDMA; else by which port, DEVICE[/PORT[/GID_INDEX]], "" for any
     """
 
     memory_limit: int | None = None
@@ -25,6 +26,7 @@ class ServeOptions:
     limits: Limits = field(default_factory=Limits)
     snapshot_dir: Path | None = None
     snapshot_every: float | None = None
+    rdma: str | None = None
 
     def __post_init__(self) -> None:
         if not self.lease > 0:

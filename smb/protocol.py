@@ -30,6 +30,7 @@ from smb.errors import ProtocolError, SmbError
 from smb.layout import put, unpack
 from smb.records import *  # users write protocol.Create
 from smb.records_status import *
+from smb.records_rdma import *
 
 VERSION = 2
 MAGIC = b"SMB1"
@@ -116,6 +117,10 @@ OPERATIONS = _table(
     Operation(37, Inherit, Done, 0, "go on for a session of the dead daemon: own what it owned"),
     Operation(38, RestoreFrom, SnapshotDone, 0, "load a snapshot into the box"),
     Operation(39, HandCounter, Done, 0, "tell a daemon that was restarted what a counter was"),
+    Operation(45, Pair, Paired, 0, "connect an RDMA queue pair", once=True),
+    Operation(46, Unpair, Done, 0, "destroy an RDMA queue pair", once=True),
+    Operation(47, RegionOf, Region, 0, "where a segment lies, for one-sided READ and WRITE"),
+    Operation(48, SlotsOf, Region, 0, "where the elements of a queue pair's requests are to be written"),
     Operation(55, Status, Report, 0, "the daemon's figures, and what each client did"),
 )
 BY_REQUEST = {row.request: row for row in OPERATIONS.values()}

@@ -133,6 +133,7 @@ class Mapping(_native.Mapping):
         self.readonly = readonly
         self.nbytes = count * item_bytes(dtype)
         self.chunks = -(-self.nbytes // CHUNK_BYTES)
+        self._before_close: list[Callable[[], None]] = []
 
     @classmethod
     def create(
@@ -235,8 +236,14 @@ class Mapping(_native.Mapping):
             os.close(control)
             raise
 
+    def before_close(self, call: Callable[[], None]) -> None:
+        """``call`` before the memory goes."""
+        self._before_close.append(call)
+
     def close(self) -> None:
         """Unmap, once operations under way in other threads have ended. Twice is fine."""
+        while self._before_close:
+            self._before_close.pop()()
         super().close()
         for fd in {self._control_fd, self._payload_fd} - {-1}:
             os.close(fd)

@@ -24,6 +24,7 @@ from smb.errors import SmbError
 from smb.gate import Gate
 from smb.listen import Listener, UnixListener
 from smb.options import ServeOptions
+from smb.pairs import Fabric
 from smb.remote import Remote
 from smb.rendezvous import Session
 from smb.service import Service
@@ -49,6 +50,7 @@ class Daemon:
         self.options = options or ServeOptions()
         self.store = Store(self.options.memory_limit, self.options.lease, limits=self.options.limits)
         self.service = Service(self.store)
+        self.fabric = Fabric(self.service, self.options.rdma) if self.options.rdma is not None else None
         self._remember(any(isinstance(one, UnixListener) and one.replaced for one in listeners))
         self.watcher = Watcher()
         self.gate = Gate()
@@ -207,6 +209,8 @@ class Daemon:
         self._stop.set()
         self.gate.close()
         self._finalize()
+        if self.fabric:
+            self.fabric.close()
         if self.service.keeper.folder:  # what is acknowledged must be in the last snapshot
             self._hang_up()
         self.service.keeper.close()

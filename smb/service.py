@@ -72,6 +72,10 @@ class Service:
             protocol.Reduce: self._reduce,
         }
 
+    def also(self, operations: dict[type, Callable[[Ticket, Any], Answer]]) -> None:
+        """Answer these too."""
+        self._operations.update(operations)
+
     def answer(self, ticket: Ticket, request: object) -> Answer:
         """Do what ``request`` asks in the ticket's session. Raises RequestError."""
         operation = self._operations.get(type(request))

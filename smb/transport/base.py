@@ -18,8 +18,12 @@ Array = Any  # a C-contiguous numpy array or CPU torch tensor
 
 BEST = ""  # what an address without a scheme asks for
 # scheme of an address -> module
-TRANSPORTS = {"unix": "smb.transport.shm", "tcp": "smb.transport.tcp", BEST: "smb.transport.choice"}
-PLANNED = ("rdma",)
+TRANSPORTS = {
+    "unix": "smb.transport.shm",
+    "tcp": "smb.transport.tcp",
+    "rdma": "smb.transport.onesided",
+    BEST: "smb.transport.choice",
+}
 
 
 @dataclass(frozen=True)
@@ -133,7 +137,11 @@ class Transport(Protocol):
     Any thread may call; each thread gets a connection of its own, so that one that waits in ``call`` holds
     nobody up. ``call`` sees every earlier operation of its thread. Not to be used in a forked child.
     RequestError leaves everything usable; after TransportError only close() is allowed.
+
+    patient  whether an operation waits while the daemon is away (``Options.reconnect``); else it raises Away
     """
+
+    patient: bool
 
     @property
     def name(self) -> str:
@@ -155,7 +163,7 @@ class Transport(Protocol):
 def split(address: str) -> tuple[str, str]:
     """Scheme and the rest of ``unix:PATH``, ``tcp://HOST:PORT``, ``rdma://HOST:PORT`` or ``HOST:PORT``."""
     scheme, colon, rest = address.partition(":")
-    if colon and scheme and scheme in (*TRANSPORTS, *PLANNED):
+    if colon and scheme and scheme in TRANSPORTS:
         return scheme, rest.removeprefix("//")
     port = address.rpartition(":")[2]
     if colon and port.isdigit() and "/" not in address and len(port) < len(address) - 1:

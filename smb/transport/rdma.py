@@ -15,6 +15,7 @@ import fcntl
 import functools
 import importlib
 import ipaddress
+import mmap
 import os
 import secrets
 import select
@@ -23,6 +24,8 @@ import time
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from smb.errors import NotSupported, TransportError
 from smb.transport.ports import Port, choose
@@ -66,9 +69,9 @@ def _verbs() -> Any:
     return Verbs
 
 
-def available() -> None:
-    """Raises NotSupported, which says why, when this process cannot use RDMA."""
-    choose()
+def available(wanted: str = "") -> None:
+    """Raises NotSupported, which says why, when this process cannot use RDMA by this port."""
+    choose(wanted=wanted)
     _verbs()
 
 
@@ -113,6 +116,26 @@ class Region:
         mr, self._mr = self._mr, None
         if mr is not None:
             mr.close()
+
+
+class Buffer:
+    """Fresh memory of our own, registered. Closing twice is fine."""
+
+    def __init__(self, adapter: Adapter, nbytes: int, *, writable: bool = False) -> None:
+        self._memory = mmap.mmap(-1, nbytes)
+        self.bytes = np.frombuffer(self._memory, np.uint8)
+        try:
+            address = self.bytes.ctypes.data
+            self.region = adapter.register(address, nbytes, local=True, writable=writable)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        region = getattr(self, "region", None)
+        if region:
+            region.close()
+        # The memory goes with the last view of it, and with this object.
 
 
 class Adapter:
@@ -236,6 +259,7 @@ class Pair:
         v = _verbs()
         self.adapter, self._writable = adapter, remote_writable
         self._closed = False
+        self._changing = threading.Lock()  # its state, which other threads may end
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parts: list[Any] = []
         try:
@@ -359,14 +383,39 @@ class Pair:
 
     def wake(self) -> None:
         """Any thread: end the wait under way, or the next."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_write, b"x")
+        with self._changing:
+            if not self._closed:
+                with contextlib.suppress(BlockingIOError):
+                    os.write(self._wake_write, b"x")
+
+    def allow_writes(self) -> None:
+        """Any thread: let the peer write where a region's key allows it."""
+        v = _verbs()
+        change = v.QPAttr(port_num=self.adapter.port.number)
+        change.qp_access_flags = Adapter._access(True, True, True)
+        self._modify(change, v.IBV_QP_ACCESS_FLAGS)
+
+    def fail(self) -> None:
+        """Any thread: refuse the peer from now on, and end every request here. Its own thread closes it."""
+        v = _verbs()
+        self._modify(v.QPAttr(qp_state=v.IBV_QPS_ERR), v.IBV_QP_STATE)
+        self.wake()
+
+    def _modify(self, change: Any, mask: int) -> None:
+        with self._changing:
+            if self._closed:
+                return
+            try:
+                self._pair.modify(change, mask)
+            except _verbs().PyverbsError as error:
+                raise TransportError(f"queue pair on {self.adapter.port}: {_reason(error)}") from error
 
     def close(self) -> None:
         """Destroy it: nothing of the peer lands any more. Twice is fine."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._changing:
+            if self._closed:
+                return
+            self._closed = True
         while self._parts:
             with contextlib.suppress(Exception):
                 self._parts.pop().close()

@@ -57,6 +57,7 @@ class TcpTransport:
     """
 
     name = "tcp"
+    attachment = RemoteAttachment  # what a segment becomes here
 
     def __init__(self, peer: str, dial: Callable[[float], socket.socket], options: Options) -> None:
         self.peer, self._dial, self._options = peer, dial, options
@@ -164,6 +165,10 @@ class TcpTransport:
         self._lines.end()
         return TransportError(self._failed)
 
+    def endurance(self) -> float:
+        """Seconds for which the daemon may be out of reach before it counts as dead."""
+        return max(self.welcome.lease, self._options.reconnect)
+
     def _reconnect(self, line: Line, sent: bool) -> None:
         """Connect again, with growing pauses, until the daemon has been away for too long.
 
@@ -171,7 +176,7 @@ class TcpTransport:
         """
         pause, most = PAUSES
         self._away = began = self._away or time.monotonic()
-        limit = max(self.welcome.lease, self._options.reconnect)
+        limit = self.endurance()
         brief = time.monotonic() + (BRIEF if sent else 0.0)
         while True:
             self._check()
@@ -283,7 +288,7 @@ class TcpTransport:
         wait = request.timeout if isinstance(request, protocol.Create) else 0.0
         generation = self._generation
         reply: protocol.Opened = self._request(request, wait)
-        attachment = RemoteAttachment(self, request, reply, generation)
+        attachment = self.attachment(self, request, reply, generation)
         try:
             if reply.created and initial is not None:
                 attachment.initialise(initial)

@@ -1,0 +1,284 @@
+"""The transport by RDMA: segments are read and written without the daemon, updates travel behind their data.
+
+Sessions, keys and waits go over a TCP connection to the same daemon (tcp.py), as does the set-up of the queue
+pairs, one for each thread.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from smb import network, protocol, tls
+from smb.errors import NotSupported, RequestError, TransportError, TypeMismatch
+from smb.transport import ports, rdma
+from smb.transport.arrays import Arrays, Flat, check_range, flat
+from smb.transport.base import Array, Options
+from smb.transport.channel import PIECE, Channel, Move
+from smb.transport.pipeline import Accumulation, ElasticMove, Job, Pipeline, pieces
+from smb.transport.remote import RemoteAttachment
+from smb.transport.tcp import TcpTransport
+from smb.transport.threads import PerThread
+
+BY_COPY = 1 << 16  # bytes up to which an array goes through memory that is registered already
+ENDURANCE = 5.0  # seconds for which a daemon may be out of reach before it counts as dead
+PORT = "SMB_RDMA"  # the environment variable that says which port to use: DEVICE[/PORT[/GID_INDEX]]
+
+
+class RdmaAttachment(RemoteAttachment):
+    """A segment whose elements are reached one-sidedly.
+
+    A read may see part of an update within a chunk, and a write takes no lock: one that meets another update
+    of the same elements may mix with it. Updates among themselves are whole, over every transport.
+    """
+
+    _carrier: RdmaTransport
+    _known: tuple[int, protocol.Region] | None = None  # with the session that it holds for
+
+    def _place(self, offset: int) -> rdma.Place:
+        """Where element ``offset`` lies."""
+        generation = self._carrier.generation
+        if self._known is None or self._known[0] != generation:
+            self._known = generation, self._carrier.call(protocol.RegionOf(self.first), 0.0)
+        region = self._known[1]
+        return rdma.Place(region.address + offset * self._itemsize, region.key)
+
+    @property
+    def _itemsize(self) -> int:
+        return protocol.DTYPES[self._dtype]
+
+    def _flat(self, array: Array, verb: str, offset: int, writable: bool = False) -> Flat:
+        given = flat(array, self._dtype, verb, writable=writable)
+        check_range(verb, offset, given.count, self._count)
+        return given
+
+    # One-sided
+
+    def _move(self, verb: str, array: Flat, offset: int, *, write: bool) -> None:
+        if not array.count:
+            return
+        channel = self._carrier.channel()
+        if array.values is not None and array.nbytes <= BY_COPY:
+            return self._copy(verb, channel, array, offset, write)
+        with self._carrier.arrays.lend(array, self.first) as region:
+
+            def moves() -> list[Move]:
+                place = self._place(offset)
+                cuts = range(0, array.nbytes, PIECE)
+                return [
+                    Move(
+                        region.span(at, min(PIECE, array.nbytes - at)),
+                        place._replace(address=place.address + at),
+                    )
+                    for at in cuts
+                ]
+
+            channel.move(verb, moves, write=write)
+
+    def _copy(self, verb: str, channel: Channel, array: Flat, offset: int, write: bool) -> None:
+        scratch = channel.scratch
+        part, own = scratch.bytes[: array.nbytes], array.host.view(np.uint8)
+        if write:
+            part[:] = own
+        channel.move(
+            verb, lambda: [Move(scratch.region.span(0, array.nbytes), self._place(offset))], write=write
+        )
+        if not write:
+            own[:] = part
+
+    def read(self, out: Array, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1) -> None:
+        _whole(stripes)
+        self._move("read", self._flat(out, "read", offset, writable=True), offset, write=False)
+
+    def write(
+        self, array: Array, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1
+    ) -> int:
+        _whole(stripes)
+        self._write_to()
+        self._move("write", self._flat(array, "write", offset), offset, write=True)
+        return self.count_update()
+
+    def initialise(self, values: Array) -> None:
+        self._move("initial values", self._flat(values, "initial", 0), 0, write=True)
+
+    # Behind their data
+
+    def count_update(self) -> int:
+        return self._carrier.channel().update(
+            lambda sequence, acknowledged: protocol.Write(self._write_to(), sequence, acknowledged, 0, 0, 1)
+        )
+
+    def _floats(self, verb: str) -> None:
+        self._write_to()
+        if self._dtype != "float32":
+            raise TypeMismatch(f"{verb}: needs a segment of float32, this one holds {self._dtype}")
+
+    def _run(self, verb: str, job: Callable[[Channel], Job], count: int, offset: int) -> int:
+        if not count:
+            return self.version
+        channel = self._carrier.channel()
+        pipeline: Pipeline | None = None
+
+        def attempt() -> None:
+            nonlocal pipeline
+            if pipeline is None:
+                pipeline = Pipeline(channel, job(channel), list(pieces(offset, count, self._itemsize)))
+            pipeline.run()
+
+        channel.mending(verb, attempt)
+        assert pipeline is not None
+        return pipeline.version
+
+    def accumulate(
+        self,
+        source: Any,
+        scale: float = 1.0,
+        offset: int = 0,
+        threads: int = 1,
+        stripe: int = 0,
+        stripes: int = 1,
+    ) -> int:
+        _whole(stripes)
+        if not math.isfinite(np.float32(scale)):
+            raise RequestError(f"accumulate: scale is {scale!r}: must be a finite float32")
+        self._floats("accumulate")
+        if isinstance(source, RemoteAttachment):
+            return self._accumulate_from(source, scale, offset)
+        values = self._flat(source, "accumulate", offset)
+        if values.nbytes <= BY_COPY:
+            return self._accumulate(scale, values, None, offset)
+        with self._carrier.arrays.lend(values, self.first) as region:
+            return self._accumulate(scale, values, region, offset)
+
+    def _accumulate(self, scale: float, values: Flat, region: rdma.Region | None, offset: int) -> int:
+        def job(channel: Channel) -> Job:
+            return Accumulation(self._write_to(), scale, values.host, region, channel.scratch)
+
+        return self._run("accumulate", job, values.count, offset)
+
+    def _accumulate_from(self, source: RemoteAttachment, scale: float, offset: int) -> int:
+        if not isinstance(source, RdmaAttachment) or source._carrier is not self._carrier:
+            raise TypeMismatch("accumulate: the source is a segment of another box")
+        if source.first == self.first:
+            raise RequestError("accumulate: source and target are the same segment")
+        return self._carrier.channel().update(
+            lambda sequence, acknowledged: protocol.AccumulateFrom(
+                self._write_to(), sequence, acknowledged, source.number, offset, scale
+            )
+        )
+
+    def exchange(
+        self,
+        local: Array,
+        alpha: float,
+        offset: int = 0,
+        threads: int = 1,
+        stripe: int = 0,
+        stripes: int = 1,
+    ) -> int:
+        _whole(stripes)
+        if not 0 < alpha <= 1:
+            raise RequestError(f"exchange: alpha is {alpha!r}: must be above 0 and at most 1")
+        self._floats("exchange")
+        values = self._flat(local, "exchange", offset, writable=True)
+
+        def job(channel: Channel) -> Job:
+            return ElasticMove(self._write_to(), alpha, values.host, self._place(0), channel.scratch)
+
+        return self._run("exchange", job, values.count, offset)
+
+    def close(self) -> None:
+        self._carrier.arrays.detach(self.first)
+
+
+def _whole(stripes: int) -> None:
+    if stripes > 1:
+        raise NotSupported("a striped box needs tcp or shared memory, not rdma")
+
+
+class RdmaTransport(TcpTransport):
+    """One client of a daemon that it reaches by RDMA.
+
+    wanted  which port to use (ports.choose); "": the one whose address the TCP connection comes from
+    """
+
+    name = "rdma"
+    attachment = RdmaAttachment
+
+    def __init__(
+        self, peer: str, dial: Callable[[float], socket.socket], options: Options, wanted: str = ""
+    ) -> None:
+        self._channels = PerThread(lambda: Channel(self))
+        super().__init__(peer, dial, options)
+        self._adapter: rdma.Adapter | None = None
+        try:
+            port = ports.choose(self.local_host(), wanted)
+            self.adapter = self._adapter = rdma.Adapter(port)
+            self.arrays = Arrays(self.adapter)
+            self.channel().ready()
+        except BaseException:
+            self.close()
+            raise
+
+    # As the channels need it
+
+    @property
+    def timeout(self) -> float:
+        return self._options.timeout
+
+    @property
+    def generation(self) -> int:
+        return self._generation
+
+    def check(self) -> None:
+        self._check()
+
+    def fail(self, error: Exception) -> TransportError:
+        return self._fail(error)
+
+    def channel(self) -> Channel:
+        """This thread's own."""
+        self._check()
+        return self._channels.get()
+
+    def endurance(self) -> float:
+        return max(min(ENDURANCE, self.welcome.lease), self._options.reconnect)
+
+    # As the box needs it
+
+    def call(self, request: object, timeout: float) -> Any:
+        if isinstance(request, protocol.Add):
+            return self.channel().ask(lambda: request)
+        return super().call(request, timeout)
+
+    def orphan(self) -> None:
+        super().orphan()
+        self._channels.each(Channel.orphan)
+
+    def close(self) -> None:
+        channels = self._channels.all()
+        super().close()
+        for channel in channels:
+            channel.close()
+        if self._adapter and all(channel.closed for channel in channels):
+            self.arrays.close()
+            self._adapter.close()
+
+
+def connect(where: str, options: Options) -> RdmaTransport:
+    """Connect to the daemon whose TCP port is ``HOST:PORT``, by RDMA or not at all."""
+    wanted = os.environ.get(PORT, "")
+    rdma.available(wanted)
+    host, port = network.parse(where)
+
+    def dial(timeout: float) -> socket.socket:
+        sock = network.dial(host, port, min(timeout, ENDURANCE))
+        secured = options.tls
+        return tls.wrap_client(sock, host, secured, timeout) if secured else sock
+
+    return RdmaTransport(where, dial, options, wanted)
