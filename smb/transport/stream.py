@@ -77,8 +77,10 @@ class Transfer:
         poller.register(sock, 0)
         deadline = time.monotonic() + timeout
         while not native.finished:
-            wanted = _send(native, sock) | _receive(native, sock)
-            if not wanted:
+            expecting = native.expecting
+            to_send, to_receive = _send(native, sock), _receive(native, sock)
+            wanted = to_send | to_receive
+            if not to_send or (expecting and not to_receive):
                 deadline = 0.0  # counted from the next time that nothing moves
                 continue
             now = time.monotonic()

@@ -14,14 +14,15 @@ import smb
 from smb import stripes
 from smb.client import Box
 from smb.server import Daemon
+from smb.tls import Tls
 from smb.transport.base import Options
 from smb.transport.local import LocalTransport
-from smb.tls import Tls
+from smb.transport.ports import ports
 from tests.smb.certificates import Authority
 from tests.smb.processes import ServeProcess
 
 Connect = Callable[..., Box]
-TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:"}
+TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:", "rdma": "rdma:"}
 STRIPED = {"shm-over-3": ("unix:", 3), "tcp-over-3": ("tcp:", 3), "tcp-over-1": ("tcp:", 1)}
 TOKEN = b"a token for the tests alone"
 
@@ -48,11 +49,14 @@ def certified(tmp_path_factory: pytest.TempPathFactory) -> tuple[Tls, Tls]:
 
 @pytest.fixture
 def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
-    """A daemon in this process; its TCP port is secured where the transport under test is "tcp+tls"."""
+    """A daemon in this process, with TLS or RDMA where "tcp+tls" or "rdma" is under test."""
     callspec = getattr(request.node, "callspec", None)
-    secured = callspec is not None and callspec.params.get("connect") == "tcp+tls"
-    tls = request.getfixturevalue("certified")[0] if secured else None
-    with smb.serve(unix=folder / "box.sock", tcp="127.0.0.1:0", token=TOKEN, tls=tls, lease=2.0) as daemon:
+    transport = callspec.params.get("connect") if callspec else None
+    tls = request.getfixturevalue("certified")[0] if transport == "tcp+tls" else None
+    rdma = f"{ports()[0].address}:0" if transport == "rdma" else None
+    with smb.serve(
+        unix=folder / "box.sock", tcp="127.0.0.1:0", rdma=rdma, token=TOKEN, tls=tls, lease=2.0
+    ) as daemon:
         yield daemon
 
 
@@ -71,7 +75,11 @@ def striped(served: Daemon, folder: Path) -> Iterator[Callable[[str, int], list[
         yield start
 
 
-@pytest.fixture(params=[*TRANSPORTS, *STRIPED])
+@pytest.fixture(
+    params=[
+        pytest.param(one, marks=pytest.mark.rdma) if one == "rdma" else one for one in (*TRANSPORTS, *STRIPED)
+    ]
+)
 def connect(
     request: pytest.FixtureRequest, served: Daemon, striped: Callable[[str, int], list[str]]
 ) -> Iterator[Connect]:
