@@ -297,6 +297,15 @@ class Box:
     def __repr__(self) -> str:
         return f"<Box at {self.address}>"
 
+    @property
+    def patient(self) -> bool:
+        """Whether an operation waits while the daemon is away (``smb.connect(reconnect=S)``), or raises Away."""
+        return self._transport.patient
+
+    @patient.setter
+    def patient(self, wait: bool) -> None:
+        self._transport.patient = wait
+
     def _call(self, request: object, timeout: float = 0.0) -> Any:
         self._check()
         return self._transport.call(request, timeout)

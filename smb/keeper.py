@@ -108,9 +108,7 @@ class Keeper:
         """Write one now. Raises RequestError without a folder, SnapshotError."""
         target = prepare(folder) if folder else self.folder
         if target is None:
-            raise RequestError(
-                "the daemon keeps no snapshots (`smb serve --snapshot-dir`): name a folder"
-            )
+            raise RequestError("the daemon keeps no snapshots (`smb serve --snapshot-dir`): name a folder")
         return self._take(target, changed_only=False)
 
     def _take(self, folder: Path | None, changed_only: bool) -> protocol.SnapshotDone:
@@ -150,11 +148,14 @@ class Keeper:
         entry = entries[segment.number]
         assert entry.mapping is not None
         if entry.mapping.on_stuck is None:
-            entry.mapping.on_stuck = lambda chunk, thread, _: self._judge(entry, chunk, thread)
+            entry.mapping.on_stuck = partial(self._stuck, entry)
         try:
             entry.mapping.read(into, first)
         except SmbError as error:
             raise SnapshotError(f"no snapshot: segment {segment.key!r}: {error}") from error
+
+    def _stuck(self, entry: Entry, chunk: int, thread: int, _: float) -> None:
+        self._judge(entry, chunk, thread)
 
 
 def _segment(entry: Entry) -> SegmentRecord:

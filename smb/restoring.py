@@ -170,8 +170,12 @@ class Restoring:
         with self._store.lock:
             if time.monotonic() >= self._until and not self._pending:
                 return
-            if isinstance(request, RETURNING) or ticket.session.number in self._returning:
+            returning = ticket.session.number in self._returning
+            if isinstance(request, RETURNING) or (returning and not isinstance(request, protocol.Attach)):
                 return
+            if returning:  # it attaches to what it cannot hand back, after all that it can
+                self._missing.discard(self._heirs[ticket.session.number])
+                self._changed.notify_all()
             if isinstance(request, WAITING):
                 ready = partial(self._ready, request.key, isinstance(request, protocol.Attach))
             elif isinstance(request, (*LOOKING, *CLAIMING)):
@@ -223,7 +227,8 @@ class Restoring:
             request.key, request.count, request.dtype, request.lifetime, request.meta, False, True, 0.0
         )
         try:
-            mapping = Mapping.attach(*descriptors, request.count, request.dtype)
+            control, payload = descriptors
+            mapping = Mapping.attach(control, payload, request.count, request.dtype)
         except OSError as error:
             raise ProtocolError(f"segment {request.key!r}: its memory cannot be mapped: {error}") from error
         try:

@@ -18,6 +18,7 @@ class LocalTransport:
     """One client of a service in this process."""
 
     name = "local"
+    patient = True
 
     def __init__(self, service: Service, options: Options) -> None:
         self._service = service

@@ -7,6 +7,7 @@ import logging
 import os
 import socket
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from smb import protocol
@@ -20,7 +21,7 @@ from smb.errors import (
     TransportError,
 )
 from smb.layout import unpack
-from smb.segment import Life
+from smb.segment import Life, Mapping
 from smb.transport.base import Array, Opening, Options, Transport
 from smb.transport.frames import close_all, receive_reply, send
 from smb.transport.mapped import attach, watched
@@ -30,6 +31,18 @@ log = logging.getLogger(__name__)
 LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
 FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
 SLICE = 0.5  # seconds between two looks at whether the daemon lives; a forked child may keep its socket open
+
+
+class Silent(TransportError):
+    """A daemon that lives does not answer, or answers nonsense."""
+
+
+class Unsent(TransportError):
+    """No connection could be made: the request was surely not applied."""
+
+
+class _NoAnswer(ConnectionError):
+    pass
 
 
 class Connection:
@@ -46,10 +59,19 @@ class Connection:
             self._socket.settimeout(SLICE)
         except OSError as error:
             self._socket.close()
-            raise TransportError(f"no daemon answers at {path}: {error.strerror or error}") from error
+            raise Unsent(f"no daemon answers at {path}: {error.strerror or error}") from error
 
-    def request(self, record: object, timeout: float, descriptors: list[int] | None = None) -> Any:
-        """Send ``record``, give the reply; descriptors that come with it are the caller's."""
+    def request(
+        self,
+        record: object,
+        timeout: float,
+        descriptors: list[int] | None = None,
+        brings: Sequence[int] = (),
+    ) -> Any:
+        """Send ``record``, give the reply; descriptors that come with it are the caller's.
+
+        brings  descriptors that go with the request; they stay the caller's
+        """
         operation = protocol.BY_REQUEST[type(record)]
         self._number += 1
         frame = protocol.pack(operation.code, self._number, record)
@@ -59,11 +81,13 @@ class Connection:
             if self.life and not self.life.alive:
                 raise ConnectionError("the daemon died")
             if time.monotonic() > deadline:
-                raise ConnectionError(f"no answer to {type(record).__name__} in {timeout:g} s")
+                raise _NoAnswer(f"no answer to {type(record).__name__} in {timeout:g} s")
 
         got: list[int] = []
         try:
             self._send(frame, timeout)
+            if brings:
+                socket.send_fds(self._socket, [b"+"], list(brings))
             header, body = receive_reply(self._socket, protocol.MAX_REPLY, got, idle)
             _check_answer(header, self._number, operation.code)
             if header.status:
@@ -73,7 +97,8 @@ class Connection:
             close_all(got)
             self.close()
             if isinstance(error, (OSError, ProtocolError)):
-                raise TransportError(f"daemon at {self._path}: {self._why(error)}") from error
+                kind = Silent if isinstance(error, (_NoAnswer, ProtocolError)) else TransportError
+                raise kind(f"daemon at {self._path}: {self._why(error)}") from error
             raise
         return self._reply(operation, header, body, got, descriptors)
 
@@ -131,34 +156,39 @@ def _check_answer(header: protocol.Header, number: int, operation: int) -> None:
         raise ProtocolError(f"answer to request {header.number} instead of {number}")
 
 
-class ShmTransport:
-    """One client of a daemon on this host."""
+class Standing:
+    """What a client has with one daemon: a session, the word that says it lives, a connection a thread.
 
-    name = "shm"
+    Raises TransportError when no daemon answers at ``path``.
+    """
 
     def __init__(self, path: str, options: Options) -> None:
-        self._path, self._options = path, options
-        self._session = self._secret = 0
+        self.path, self._options = path, options
+        self.session = self.secret = 0
         self.daemon = 0  # the number that the daemon gave itself
+        self.pid = 0
+        self.lease = 0.0
         self._life: Life | None = None
-        self._lease = 0.0
-        self._failed = ""  # the TransportError after which nothing works any more
-        self._closed = False
-        self._connections = PerThread(self._connect)
-        self._connections.get()
+        self.connections = PerThread(self._connect)
+        self.connections.get()
+
+    @property
+    def life(self) -> Life:
+        assert self._life is not None  # there was a Hello
+        return self._life
 
     def _connect(self) -> Connection:
-        connection = Connection(self._path, self._options.timeout)
+        connection = Connection(self.path, self._options.timeout)
         hello = protocol.Hello(
-            protocol.VERSION, self._session, self._secret, 0, True, os.getpid(), self._options.name
+            protocol.VERSION, self.session, self.secret, 0, True, os.getpid(), self._options.name
         )
         descriptors: list[int] = []
         try:
             welcome: protocol.Welcome = connection.request(hello, self._options.timeout, descriptors)
             if self._life is None:
                 self._life = Life.attach(descriptors[0])
-                self._session, self._secret = welcome.session, welcome.secret
-                self._lease, self.daemon = welcome.lease, welcome.daemon
+                self.session, self.secret, self.pid = welcome.session, welcome.secret, welcome.pid
+                self.lease, self.daemon = welcome.lease, welcome.daemon
         except BaseException:
             connection.close()
             raise
@@ -167,63 +197,109 @@ class ShmTransport:
         connection.life = self._life
         return connection
 
-    def call(self, request: object, timeout: float) -> Any:
-        return self._request(request, timeout)
-
-    def _request(self, request: object, timeout: float, descriptors: list[int] | None = None) -> Any:
-        if self._closed:
-            raise Closed("this box is closed")
-        if self._failed:
-            raise TransportError(self._failed)
-        if self._life and not self._life.alive:
-            self._failed = f"daemon at {self._path}: the daemon died"
-            raise TransportError(self._failed)
+    def ask(
+        self,
+        request: object,
+        timeout: float = 0.0,
+        descriptors: list[int] | None = None,
+        brings: Sequence[int] = (),
+    ) -> Any:
+        """The reply to a request, for which the daemon may wait ``timeout`` seconds."""
+        connection = self.connections.get()
         try:
-            return self._connections.get().request(request, timeout + self._options.timeout, descriptors)
+            return connection.request(request, timeout + self._options.timeout, descriptors, brings)
         except RequestError:
             raise
-        except TransportError as error:
-            self._connections.drop()
-            self._failed = str(error)
-            raise
-        except BaseException:  # the answer is still under way: this connection's state is unknown
-            self._connections.drop()
+        except BaseException:  # it failed, or the answer is still under way: its state is unknown
+            self.connections.drop()
             raise
 
-    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None) -> tuple[Mapping, Any]:
+        """Create or attach: the mapping and the reply."""
         descriptors: list[int] = []
         wait = request.timeout if isinstance(request, protocol.Create) else 0.0
-        reply: protocol.Opened = self._request(request, wait, descriptors)
+        reply: protocol.Opened = self.ask(request, wait, descriptors)
         try:
-            assert self._life is not None  # there was a Hello
-            mapping = attach(descriptors, reply, request, self._life)
+            mapping = attach(descriptors, reply, request, self.life)
             if reply.created and initial is not None:
                 mapping.initialise(initial)
-                self._request(protocol.Publish(reply.segment), 0.0)
+                self.ask(protocol.Publish(reply.segment))
         except BaseException:
             with contextlib.suppress(SmbError):
-                self._request(protocol.Detach(reply.segment), 0.0)
+                self.ask(protocol.Detach(reply.segment))
             raise
         finally:
             close_all(descriptors)
-        mapping.tally(self._session)
-        return watched(mapping, reply, self, self._lease)
+        mapping.tally(self.session)
+        return mapping, reply
+
+    def farewell(self) -> None:
+        """End the session, where the daemon still listens."""
+        if self.life.alive:
+            with contextlib.suppress(SmbError):
+                self.ask(protocol.Bye(), min(0.0, FAREWELL - self._options.timeout))
+
+    def close(self) -> None:
+        self.connections.close()
+        self.life.close()
+
+    def orphan(self) -> None:
+        self.connections.each(Connection.orphan)
+        self.life.close()
+
+
+class ShmTransport:
+    """One client of one daemon on this host; when that dies, only close() is left."""
+
+    name = "shm"
+    patient = True
+
+    def __init__(self, path: str, options: Options) -> None:
+        self._standing = Standing(path, options)
+        self._failed = ""  # the TransportError after which nothing works any more
+        self._closed = False
+
+    @property
+    def daemon(self) -> int:
+        """The number that the daemon gave itself."""
+        return self._standing.daemon
+
+    def _check(self) -> None:
+        if self._closed:
+            raise Closed("this box is closed")
+        if not self._failed and not self._standing.life.alive:
+            self._failed = f"daemon at {self._standing.path}: the daemon died"
+        if self._failed:
+            raise TransportError(self._failed)
+
+    def call(self, request: object, timeout: float) -> Any:
+        self._check()
+        try:
+            return self._standing.ask(request, timeout)
+        except TransportError as error:
+            self._failed = str(error)
+            raise
+
+    def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+        self._check()
+        try:
+            mapping, reply = self._standing.open(request, initial)
+        except TransportError as error:
+            self._failed = str(error)
+            raise
+        return watched(mapping, reply, self, self._standing.lease)
 
     def orphan(self) -> None:
         self._closed = True
-        self._connections.each(Connection.orphan)
-        if self._life:
-            self._life.close()
+        self._standing.orphan()
 
     def close(self) -> None:
         if self._closed:
             return
-        with contextlib.suppress(SmbError):
-            self._request(protocol.Bye(), min(0.0, FAREWELL - self._options.timeout))
         self._closed = True
-        self._connections.close()
-        if self._life:
-            self._life.close()
+        if not self._failed:
+            self._standing.farewell()
+        self._standing.close()
 
 
 def connect(where: str, options: Options) -> Transport:
@@ -231,7 +307,11 @@ def connect(where: str, options: Options) -> Transport:
     if len(os.fsencode(where)) > 107:
         raise RequestError(f"socket path {where!r} is longer than the kernel's 107 bytes")
     try:
-        return ShmTransport(where, options)
+        if not options.reconnect:
+            return ShmTransport(where, options)
+        from smb.transport.lasting import LastingTransport  # it knows this module
+
+        return LastingTransport(where, options)
     except (NotSupported, NotPermitted) as error:
         from smb.transport import tcp  # rarely needed, and it loads ssl
 
