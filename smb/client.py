@@ -299,7 +299,7 @@ class Box:
 
     @property
     def patient(self) -> bool:
-        """Whether an operation waits while the daemon is away (``smb.connect(reconnect=S)``), or raises Away."""
+        """Whether an operation waits while the daemon is away (``connect(reconnect=S)``), or raises Away."""
         return self._transport.patient
 
     @patient.setter
@@ -439,8 +439,8 @@ class Box:
     def restore(self, folder: str | os.PathLike[str]) -> int:
         """Load the newest whole snapshot of a folder on the daemon's host; how many segments it had.
 
-        Nothing of it may exist in the box: else KeyExists, and nothing is loaded. Segments that live as long as
-        clients do ("owner", "attached") go after a lease unless somebody attaches.
+        Nothing of it may exist in the box: else KeyExists, and nothing is loaded. Segments that live as long
+        as clients do ("owner", "attached") go after a lease unless somebody attaches.
         """
         done: protocol.SnapshotDone = self._call(protocol.RestoreFrom(os.path.abspath(folder)), FOREVER)
         return done.segments
