@@ -1,9 +1,9 @@
 """A client on this host that outlives its daemon: it waits for the next one and hands its memory back.
 
 The memory is the client's as much as the daemon's: when the daemon dies nothing of it is lost as long as a
-client has it mapped. A thread looks whether the daemon lives; when it does not, it tries to reach the next one
-at the same address, tells it which session this was, hands back the memory of every segment, the last values
-of its counters and the named locks that it holds, and then lets the operations go on.
+client has it mapped. A thread looks whether the daemon lives; when it does not, it tries to reach the next
+one at the same address, tells it which session this was, hands back the memory of every segment, the last
+values of its counters and the named locks that it holds, and then lets the operations go on.
 """
 
 from __future__ import annotations
@@ -148,9 +148,7 @@ class LastingTransport:
         again = isinstance(request, protocol.Create) and request.or_attach
         again = again or (isinstance(request, protocol.Add) and not request.amount)
         if row.once and not again and not isinstance(request, HARMLESS):
-            raise Restarted(
-                f"{error}; {row.request.__name__} was under way: it is not known whether it was done"
-            )
+            raise Restarted(f"{error}; {row.request.__name__} was under way and may have been done or not")
 
     def _note(self, request: object, reply: Any) -> None:
         """Remember what the next daemon will have to be told."""
@@ -168,7 +166,7 @@ class LastingTransport:
         return replace(request, segment=kept.number) if kept and kept.number != request.segment else request
 
     def _revive(self, kept: Kept) -> None:
-        """An operation found its daemon dead: wait for the next one; take other memory where the key has it."""
+        """An operation found its daemon dead: wait for the next one; take the memory that the key has."""
         standing = self._ready()
         with self._taking:
             if kept.dropped and kept.replacement:
