@@ -80,7 +80,7 @@ class Transfer:
             expecting = native.expecting
             to_send, to_receive = _send(native, sock), _receive(native, sock)
             wanted = to_send | to_receive
-            if not to_send or (expecting and not to_receive):
+            if not to_send or (expecting and not to_receive) or native.finished:
                 deadline = 0.0  # counted from the next time that nothing moves
                 continue
             now = time.monotonic()
