@@ -284,8 +284,12 @@ def run(options: argparse.Namespace) -> int:
 
 def _worker(text: str) -> int:
     values = json.loads(text)
-    for line in work(Plan(**values)):
-        print(json.dumps(line), flush=True)
+    try:
+        for line in work(Plan(**values)):
+            print(json.dumps(line), flush=True)
+    except SmbError as error:
+        print(f"smb bench: {error}", file=sys.stderr)
+        return 1
     return 0
 
 

@@ -166,7 +166,7 @@ class Store:
 
     def _forget(self, entry: Entry, session: Session) -> None:
         """The session is no longer attached; what it did there stays counted."""
-        if entry.attached.pop(session, None) and entry.mapping:
+        if entry.attached.pop(session, None) is not None and entry.mapping:
             line = told(entry.mapping, session.number)
             if line:
                 session.past.add(line[0])
