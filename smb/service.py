@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from smb import protocol
-from smb.errors import Closed, NotPermitted, NotSupported, RequestError, UnknownKey, WaitTimeout
+from smb.errors import Closed, NotPermitted, NotSupported, RangeError, RequestError, UnknownKey, WaitTimeout
 from smb.keeper import Keeper
 from smb.lease import Lease
 from smb.rendezvous import Session, Ticket
@@ -209,6 +209,9 @@ class Service:
             raise NotSupported("Combine is for clients that do not map their segments")
         target = self._operand(ticket, request.segment)
         source = self._operand(ticket, request.source) if request.source else None
+        if request.offset + request.count > target.count:
+            what = f"{request.count} elements at offset {request.offset}"
+            raise RangeError(f"{request.how}: {what} run past the segment ({target.count} elements)")
         with remote.update(request.segment):
             version = target.combine(
                 request.how, request.scalar, source, request.offset, request.count, request.counts
