@@ -83,8 +83,8 @@ def test_sums_do_not_go_back_when_a_client_detaches_or_goes(served: Daemon, watc
         box.create("c", COUNT).write(local)
     assert wait_for(lambda: watcher.status().past_sessions == 2)
     sums = watcher.status()
-    assert sums.operations == 3
-    assert 3 * NBYTES <= sums.bytes_in <= 3 * NBYTES + 400
+    assert 3 <= sums.operations <= 5  # acknowledgements count
+    assert 3 * NBYTES <= sums.bytes_in <= 3 * NBYTES + 600
     assert [row.name for row in sums.clients] == ["watcher"]
 
 
