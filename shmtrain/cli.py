@@ -65,6 +65,9 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("workers and how they share")
     g.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes on this host (1)")
     g.add_argument("--smb", metavar="ADDR", help="memory box: unix:PATH or HOST:PORT (one in the launcher)")
+    g.add_argument(
+        "--box-grace", type=float, default=60.0, metavar="S", help="how long an outside box may be away (60)"
+    )
     g.add_argument("--job", metavar="NAME", help="the job's name, prefix of its keys in the box (made up)")
     g.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="seasgd", help="how they meet (seasgd)")
     g.add_argument("--exchange", choices=WAYS, default="fused", help="in one pass, or as the paper (fused)")
@@ -137,6 +140,7 @@ def _options(args: argparse.Namespace) -> Options:
         warmup=args.warmup,
         smb=args.smb,
         job=args.job,
+        box_grace=args.box_grace,
         weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,
         resume=args.resume,

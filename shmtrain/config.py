@@ -133,10 +133,16 @@ class Sharing:
     lr_rule: LrRule
     smb: str | None
     job: str | None
+    box_grace: float = 0.0
 
     @property
     def shared(self) -> bool:
         return self.workers > 1 or self.smb is not None
+
+    @property
+    def grace(self) -> float:
+        """Seconds for which a box outside the launcher may be away."""
+        return self.box_grace if self.smb is not None else 0.0
 
 
 @dataclass(frozen=True)
@@ -426,6 +432,7 @@ class _Solver:
             lr_rule=self.lr_rule(),
             smb=o.smb,
             job=o.job,
+            box_grace=o.box_grace,
         )
 
     def lr_rule(self) -> LrRule:

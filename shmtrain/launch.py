@@ -23,6 +23,7 @@ from pathlib import Path
 
 import smb
 from shmtrain.config import TrainConfig
+from shmtrain.grace import LastingProgress
 from shmtrain.group import Progress, State
 from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, worker_threads
 from shmtrain.lifeline import HandedDown
@@ -49,7 +50,9 @@ def run(config: TrainConfig, console: Console) -> int:
         folder = stack.enter_context(_private_folder())
         try:
             address = config.sharing.smb or stack.enter_context(_embedded(folder))
-            box = stack.enter_context(smb.connect(address, name="launcher"))
+            box = stack.enter_context(
+                smb.connect(address, name="launcher", reconnect=config.sharing.grace)
+            )
             job = config.sharing.job or _job_name(config)
             progress = _open_job(box, job, config.sharing.workers)
             own = os.pidfd_open(os.getpid())
@@ -64,6 +67,7 @@ def run(config: TrainConfig, console: Console) -> int:
                 launcher=HandedDown(own),
                 pid=os.getpid(),
             )
+            box.patient = False  # the signals go on while the box is away
             return _Launch(first, progress, log).run()
         except smb.SmbError as error:
             log.error(f"The memory box: {error}")
@@ -110,7 +114,7 @@ def _job_name(config: TrainConfig) -> str:
 def _open_job(box: smb.Box, job: str, workers: int) -> Progress:
     """The job's table; its name is taken in this box while this process lives."""
     try:
-        return Progress.create(box, job, workers)
+        return LastingProgress.create(box, job, workers)
     except smb.KeyExists as error:
         raise smb.KeyExists(f"job {job!r} runs in this box already; choose another --job") from error
 

@@ -39,6 +39,7 @@ class Options:
     warmup: int = DEFAULT_WARMUP
     smb: str | None = None
     job: str | None = None
+    box_grace: float = 60.0
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False
@@ -77,6 +78,8 @@ def check_options(options: Options) -> None:
         raise ConfigError(
             f"--snapshot {options.snapshot}: this is a weights file, use --weights; the state is {state}"
         )
+    if not 0 <= options.box_grace < float("inf"):
+        raise ConfigError(f"--box-grace {options.box_grace}: is no number of seconds")
     for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
         choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
 

@@ -14,10 +14,11 @@ from prototxt.errors import PrototxtError
 from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.exchange import open_exchange
-from shmtrain.exchange.base import Meeting
+from shmtrain.exchange.base import Exchange, Meeting
 from shmtrain.exchange.none import NoExchange
 from shmtrain.exchange.termination import Place, open_counting
-from shmtrain.group import Column, Member, Progress, State
+from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
+from shmtrain.group import Column, Member, State
 from shmtrain.handover import Console, Handover, counter_key, worker_threads
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
@@ -108,11 +109,12 @@ class _Worker:
         return 0
 
     def _connect(self) -> smb.Box:
-        return smb.connect(self._handover.box.address, name=f"worker {self._handover.rank}")
+        name, grace = f"worker {self._handover.rank}", self._config.sharing.grace
+        return smb.connect(self._handover.box.address, name=name, reconnect=grace)
 
     def _train(self, box: smb.Box, stack: ExitStack) -> None:
         handover = self._handover
-        progress = Progress.attach(box, handover.job, handover.world)
+        progress = LastingProgress.attach(box, handover.job, handover.world)
         member = Member(progress, handover.rank, handover.world, handover.job, self._told.warning)
         progress.put(handover.rank, Column.PID, os.getpid())
         member.enter(State.STARTING)
@@ -125,6 +127,7 @@ class _Worker:
         sharing = self._config.sharing
         counting = open_counting(sharing.termination, place, lambda: self._tickets(box), handover.tickets)
         exchange = open_exchange(sharing.algorithm, self._meeting(member, center, learner))
+        exchange = self._surviving(exchange, box)
         _loop(Trainer(learner, exchange, counting, member, self._reports), handover.console)
         member.enter(State.CLOSED)
 
@@ -147,8 +150,17 @@ class _Worker:
         )
         return center
 
-    def _tickets(self, box: smb.Box) -> smb.Counter:
-        return box.counter(counter_key(self._handover.job))
+    def _tickets(self, box: smb.Box) -> LastingTickets:
+        return LastingTickets(box.counter(counter_key(self._handover.job)))
+
+    def _surviving(self, exchange: Exchange, box: smb.Box) -> Exchange:
+        """The exchange, left out while the box is away. Where all must meet, they wait for it instead."""
+        sharing = self._config.sharing
+        if not sharing.grace or sharing.algorithm != "seasgd" or sharing.exchange != "fused":
+            return exchange
+        grace = Grace(box, self._name, self._told.warning)
+        grace.begin()
+        return Missing(exchange, grace)
 
     def _meeting(self, member: Member, center: smb.Segment, learner: Learner) -> Meeting:
         sharing = self._config.sharing

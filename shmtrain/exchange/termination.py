@@ -12,12 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from shmtrain.group import Column, Progress, Rows, State
-
-if TYPE_CHECKING:
-    from smb import Counter
 
 MAX_QUOTA = 16
 SHARES = 50  # quotas a worker takes at least, so that all end within 1/50 of their share
@@ -26,6 +23,12 @@ SHARES = 50  # quotas a worker takes at least, so that all end within 1/50 of th
 def quota(iterations: int, workers: int) -> int:
     """Iterations claimed at once: few enough that the workers end together, enough to ask the box seldom."""
     return max(1, min(MAX_QUOTA, iterations // (workers * SHARES)))
+
+
+class Tickets(Protocol):
+    """The job's counter, as smb.Counter."""
+
+    def add(self, amount: int = 1) -> int: ...
 
 
 class Ended(Protocol):
@@ -97,7 +100,7 @@ class SharedCounting(_Rank):
     What a worker had claimed when it died is lost with it (less than a quota) and counts as done.
     """
 
-    def __init__(self, place: Place, tickets: Counter, begun: int) -> None:
+    def __init__(self, place: Place, tickets: Tickets, begun: int) -> None:
         """``tickets`` is the job's counter in the box: iterations claimed by all, ``begun`` at the start."""
         super().__init__(place)
         self._tickets, self._begun = tickets, begun
@@ -142,7 +145,7 @@ class RuleCounting(_Rank):
 
 
 def open_counting(
-    rule: str, place: Place, tickets: Callable[[], Counter], begun: int = 0
+    rule: str, place: Place, tickets: Callable[[], Tickets], begun: int = 0
 ) -> SharedCounting | RuleCounting:
     """``rule``: counter, master, fastest or mean.
 
