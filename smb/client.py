@@ -324,12 +324,11 @@ class Box:
     def _open(self, key: str, request: protocol.Create | protocol.Attach, initial: Array = None) -> Segment:
         self._check()
         opening = self._transport.open(request, initial)
-        stripe = protocol.stripe_of(opening.reply.meta)
-        if stripe:
+        part = protocol.stripe_of(opening.reply.meta)
+        if part:
             opening.attachment.close()
             self._call(protocol.Detach(opening.reply.segment))
-            part = f"stripe {stripe.stripe} of {stripe.stripes}"
-            raise KeyExists(f"segment {key!r} is {part}: connect to {stripe.addresses}")
+            raise KeyExists(f"segment {key!r} is {part}")
         readonly = isinstance(request, protocol.Attach) and request.readonly
         segment = Segment(self, key, opening, readonly)
         with self._lock:

@@ -495,5 +495,8 @@ class Stripe:
     addresses: Message  # of the daemons, as the creator named them, with commas
     meta: Meta  # the user's
 
+    def __str__(self) -> str:
+        return f"stripe {self.stripe} of {self.stripes}: connect to {self.addresses}"
+
 
 STRIPE_MAGIC = b"\x00smb\xd1striped\x01"  # what the meta of a stripe begins with

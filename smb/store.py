@@ -56,15 +56,19 @@ class Entry:
         )
 
 
-def difference(have: protocol.Create, want: protocol.Create) -> str:
+def difference(have: protocol.Create | protocol.Opened, want: protocol.Create) -> str:
+    """How a segment differs from the one that is wanted; nothing when it does not."""
+    part = protocol.stripe_of(have.meta)
+    if part and not protocol.stripe_of(want.meta):
+        return str(part)
     for name in ("count", "dtype", "lifetime", "meta"):
         a, b = getattr(have, name), getattr(want, name)
         if a != b:
-            return _meta_difference(a, b) if name == "meta" else f"{name} {a}, not {b}"
+            return meta_difference(a, b) if name == "meta" else f"{name} {a}, not {b}"
     return ""
 
 
-def _meta_difference(have: bytes, want: bytes) -> str:
+def meta_difference(have: bytes, want: bytes) -> str:
     return f"other meta: {have[:60]!r} ({len(have)} bytes), not {want[:60]!r} ({len(want)} bytes)"
 
 
@@ -372,7 +376,7 @@ class Store:
         with self.lock:
             entry = self._published(request.key)
             if request.compare and entry.wanted.meta != request.meta:
-                other = _meta_difference(entry.wanted.meta, request.meta)
+                other = meta_difference(entry.wanted.meta, request.meta)
                 raise KeyExists(f"segment {request.key!r} exists with {other}")
             if session.ended:
                 raise Closed("the session is over")

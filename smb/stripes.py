@@ -23,6 +23,7 @@ from smb.errors import KeyExists, RequestError, SmbError, UnknownKey
 from smb.pieces import before, pieces
 from smb.protocol import Stripe
 from smb.segment import CHUNK_BYTES
+from smb.store import difference, meta_difference
 from smb.striped import StripedAttachment
 from smb.transport import base
 from smb.transport.base import Array, Opening, Options, Part, Transport
@@ -49,9 +50,14 @@ def connect(addresses: Sequence[str], options: Options) -> StripedTransport:
         raise RequestError(f"{','.join(addresses)}: a daemon is named twice")
     with contextlib.ExitStack() as stack:
         transports: list[Transport] = []
+        known: dict[int, str] = {}
         for address in addresses:
-            transports.append(base.connect(address, options))
-            stack.callback(transports[-1].close)
+            transport = base.connect(address, options)
+            stack.callback(transport.close)
+            transports.append(transport)
+            number: int = getattr(transport, "daemon", len(known))
+            if known.setdefault(number, address) != address:
+                raise RequestError(f"{address} is the same daemon as {known[number]}")
         stack.pop_all()
     return StripedTransport(transports, addresses, options.timeout)
 
@@ -99,7 +105,7 @@ class StripedTransport:
         if stripe is None:
             return row
         for i, other in enumerate(self._ask_others(protocol.StatOf(key)), 1):
-            if i < self._parts(stripe.count, row.dtype) and (other is None or not _same(stripe, other.meta)):
+            if i < self._parts(stripe.count, row.dtype) and not (other and _same(stripe, i, other.meta)):
                 raise UnknownKey(f"segment {key!r}: its stripe {i} is not at {self._addresses[i]}")
         return _whole(row)
 
@@ -190,7 +196,7 @@ class StripedTransport:
             others = range(1, self._parts(wanted.count, wanted.dtype))
 
             def make(i: int) -> None:
-                opened[i] = self._open(i, self._stripe(wanted, i, made), made, deadline)
+                opened[i] = self._open(i, self._stripe(wanted, i, made), deadline)
 
             self.crew.all(others, make)
             if initial is not None:
@@ -206,27 +212,26 @@ class StripedTransport:
             raise
         return self._opening(wanted, opened, True)
 
-    def _open(self, daemon: int, request: protocol.Create, made: int, deadline: float) -> Opening:
+    def _open(self, daemon: int, request: protocol.Create, deadline: float) -> Opening:
         """Another stripe. What is left of an earlier segment goes with its last client's session."""
         while True:
             try:
                 return self._transports[daemon].open(request)
             except KeyExists:
-                self._examine(daemon, request.key, made, time.monotonic() > deadline)
+                late = time.monotonic() > deadline
+                self._examine(daemon, request.key, late)
+                if late:  # somebody makes it, and does not come to an end
+                    raise
                 time.sleep(RETRY)
 
-    def _examine(self, daemon: int, key: str, made: int, late: bool) -> None:
+    def _examine(self, daemon: int, key: str, late: bool) -> None:
         """Why a stripe is there already. Raises where waiting is in vain."""
         address = self._addresses[daemon]
         try:
             row: protocol.Stat = self._transports[daemon].call(protocol.StatOf(key), 0.0)
         except UnknownKey:
-            if late:
-                raise
             return
         stripe = protocol.stripe_of(row.meta)
-        if stripe and stripe.made == made:
-            raise RequestError(f"{address} is the same daemon as {self._addresses[stripe.stripe]}")
         if not stripe or (stripe.stripe, stripe.stripes) != (daemon, len(self._transports)):
             raise KeyExists(f"segment {key!r}: the daemon at {address} holds another one of this key")
         if late:
@@ -244,13 +249,11 @@ class StripedTransport:
     def _join(self, wanted: protocol.Create) -> Opening:
         """The segment that another client made. Raises KeyExists when it is another one than wanted."""
         opening = self._attach(protocol.Attach(wanted.key, False, False, b""))
-        for name in ("count", "dtype", "lifetime", "meta"):
-            have, want = getattr(opening.reply, name), getattr(wanted, name)
-            if have != want:
-                opening.attachment.close()
-                self._detach(opening.reply.segment)
-                what = _other_meta(have, want) if name == "meta" else f"{name} {have}, not {want}"
-                raise KeyExists(f"segment {wanted.key!r} exists with {what}")
+        unlike = difference(opening.reply, wanted)
+        if unlike:
+            opening.attachment.close()
+            self._detach(opening.reply.segment)
+            raise KeyExists(f"segment {wanted.key!r} exists with {unlike}")
         return opening
 
     def _attach(self, request: protocol.Attach) -> Opening:
@@ -260,7 +263,7 @@ class StripedTransport:
             reply = opened[0].reply
             stripe = self._mine(request.key, reply.meta)
             if request.compare and stripe.meta != request.meta:
-                what = _other_meta(stripe.meta, request.meta)
+                what = meta_difference(stripe.meta, request.meta)
                 raise KeyExists(f"segment {request.key!r} exists with {what}")
             others = range(1, self._parts(stripe.count, reply.dtype))
 
@@ -282,7 +285,7 @@ class StripedTransport:
                 f"segment {request.key!r}: its stripe {daemon} is not at {address} "
                 f"(it was made over {first.addresses})"
             ) from error
-        if not _same(first, opening.reply.meta):
+        if not _same(first, daemon, opening.reply.meta):
             opening.attachment.close()
             self._transports[daemon].call(protocol.Detach(opening.reply.segment), 0.0)
             raise KeyExists(
@@ -341,10 +344,10 @@ def _made(opening: Opening) -> int:
     return stripe.made
 
 
-def _same(first: Stripe, meta: bytes) -> bool:
-    """Whether ``meta`` is that of a stripe of the same segment."""
+def _same(first: Stripe, number: int, meta: bytes) -> bool:
+    """Whether ``meta`` is that of stripe ``number`` of the same segment."""
     stripe = protocol.stripe_of(meta)
-    return stripe is not None and stripe.made == first.made
+    return stripe is not None and (stripe.made, stripe.stripe) == (first.made, number)
 
 
 def _whole(row: protocol.Stat) -> protocol.Stat:
@@ -354,7 +357,3 @@ def _whole(row: protocol.Stat) -> protocol.Stat:
         return row
     nbytes = stripe.count * protocol.DTYPES[row.dtype]
     return replace(row, count=stripe.count, meta=stripe.meta, nbytes=nbytes)
-
-
-def _other_meta(have: bytes, want: bytes) -> str:
-    return f"other meta: {have[:60]!r} ({len(have)} bytes), not {want[:60]!r} ({len(want)} bytes)"

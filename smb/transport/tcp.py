@@ -241,6 +241,11 @@ class TcpTransport:
         if line.epoch != epoch:
             raise Restarted(f"{what} was dropped: the daemon at {self.peer} no longer knows the session")
 
+    @property
+    def daemon(self) -> int:
+        """A number that no other daemon has."""
+        return self.welcome.daemon
+
     def call(self, request: object, timeout: float) -> Any:
         return self._request(request, timeout)
 

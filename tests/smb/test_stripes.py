@@ -1,0 +1,527 @@
+"""One box of several daemons: what lies where, who decides, and what is said when something is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import smb
+from smb import protocol, stripes
+from smb.client import Box
+from smb.segment import CHUNK_BYTES
+from smb.server import Daemon
+from smb.transport import base
+from smb.transport.base import Options
+from tests.smb.conftest import TOKEN
+from tests.smb.processes import ServeProcess, wait_for
+
+F32 = np.float32
+PER_CHUNK = CHUNK_BYTES // 4
+N = 7 * PER_CHUNK + 100  # of three stripes two have more chunks than the third, one a short one
+LIST = ["unix:", "tcp:"]
+
+
+@pytest.fixture(params=LIST)
+def scheme(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def daemons(folder: Path) -> Iterator[list[Daemon]]:
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                smb.serve(unix=folder / f"{i}.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0)
+            )
+            for i in range(3)
+        ]
+
+
+def addresses(daemons: list[Daemon], scheme: str) -> list[str]:
+    return [a for daemon in daemons for a in daemon.addresses if a.startswith(scheme)]
+
+
+@pytest.fixture
+def open_box(daemons: list[Daemon]) -> Iterator[Callable[..., Box]]:
+    """Boxes by lists of daemons, all of them by default."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(scheme: str = "unix:", which: tuple[int, ...] = (0, 1, 2), timeout: float = 10.0) -> Box:
+            where = addresses([daemons[i] for i in which], scheme)
+            return stack.enter_context(smb.connect(",".join(where), token=TOKEN, timeout=timeout))
+
+        yield connect
+
+
+def ramp(count: int = N) -> np.ndarray:
+    return np.arange(count, dtype=F32)
+
+
+def mappings(daemons: list[Daemon]) -> list[Any]:
+    return [entry.mapping for daemon in daemons for entry in daemon.store._by_number.values()]
+
+
+# What lies where -----------------------------------------------------------------------------------------
+
+
+def test_chunks_are_dealt_round_robin_and_small_segments_lie_at_the_first(
+    daemons: list[Daemon], open_box: Callable[..., Box]
+) -> None:
+    box = open_box()
+    big, small = box.create("big", N, initial=ramp()), box.create("small", 10)
+    assert [[len(e.attached) for e in d.store._by_number.values()] for d in daemons] == [[1, 1], [1], [1]]
+    for i, daemon in enumerate(daemons):
+        mapping = next(iter(daemon.store._by_number.values())).mapping
+        assert mapping is not None
+        here = np.empty(mapping.count, F32)
+        mapping.read(here)
+        dealt = [ramp()[k * PER_CHUNK : (k + 1) * PER_CHUNK] for k in range(i, 8, 3)]
+        np.testing.assert_array_equal(here, np.concatenate(dealt))
+    assert (big.count, big.version, small.count) == (N, 0, 10)
+    assert box.stat("big").nbytes == 4 * N
+    assert [row.count for row in box.stats()] == [N, 10]
+
+
+RANGES = [
+    (0, N),
+    (0, 1),
+    (PER_CHUNK - 1, 2),
+    (PER_CHUNK, PER_CHUNK),
+    (PER_CHUNK // 2, 3 * PER_CHUNK),
+    (2 * PER_CHUNK + 7, 4 * PER_CHUNK),
+    (N - 100, 100),
+    (N - 101, 2),
+    (N, 0),
+]
+
+
+def test_a_range_is_the_same_as_of_a_plain_segment_element_by_element(
+    daemons: list[Daemon], open_box: Callable[..., Box], scheme: str
+) -> None:
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal(N).astype(F32)
+    striped = open_box(scheme).create("x", N, initial=start)
+    plain = open_box(scheme, (1,)).create("plain", N, initial=start)
+    version = 0
+    for offset, count in RANGES:
+        values = rng.standard_normal(count).astype(F32)
+        for work in (
+            lambda segment, x, at: segment.write(x, offset=at),
+            lambda segment, x, at: segment.accumulate(x, scale=-0.5, offset=at),
+            lambda segment, x, at: segment.exchange(x, 0.25, offset=at),
+        ):
+            mine, theirs = values.copy(), values.copy()
+            version += 1 if count else 0
+            assert work(striped, mine, offset) == work(plain, theirs, offset) == version
+            np.testing.assert_array_equal(mine, theirs)
+        out = np.full(count + 2, -7, F32)
+        striped.read(out[1:-1], offset=offset)
+        np.testing.assert_array_equal(out[1:-1], plain.read()[offset : offset + count])
+        assert (out[0], out[-1]) == (-7, -7)
+    np.testing.assert_array_equal(striped.read(), plain.read())
+    assert striped.version == plain.version == version
+
+
+def test_clients_of_two_transports_lose_nothing(open_box: Callable[..., Box]) -> None:
+    """Fresh noise each round; the sum of all weights and the center is that of what was put in."""
+    open_box().create("c", N)
+    workers, rounds = 4, 15
+    barrier = threading.Barrier(workers)
+
+    def work(rank: int) -> np.ndarray:
+        center = open_box("unix:" if rank % 2 else "tcp:").attach("c")
+        rng = np.random.default_rng(rank)
+        x, put_in = np.zeros(N, F32), np.zeros(N)
+        barrier.wait(30)
+        for _ in range(rounds):
+            noise = rng.standard_normal(N).astype(F32)
+            x += noise
+            put_in += noise
+            center.exchange(x, 0.3)
+        return put_in - x
+
+    with ThreadPoolExecutor(workers) as pool:
+        owed = sum(pool.map(work, range(workers)))
+    center = open_box().attach("c")
+    assert center.version == workers * rounds
+    assert np.abs(center.read()).max() > 1
+    np.testing.assert_allclose(center.read() - owed, 0, atol=1e-3)
+
+
+# The version ---------------------------------------------------------------------------------------------
+
+
+def test_an_update_counts_when_every_daemon_has_done_it(
+    daemons: list[Daemon], open_box: Callable[..., Box], scheme: str
+) -> None:
+    segment = open_box(scheme).create("x", N)
+    watched = open_box(scheme).attach("x")
+    last = mappings(daemons)[2]
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        last.hold_chunk(0, False)
+        held.set()
+        free.wait(20)
+        last.release_chunk(0)
+
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(hold)
+        held.wait(10)
+        writing = pool.submit(segment.write, np.ones(N, F32))
+        first = watched.read(np.empty(1, F32))
+        assert wait_for(lambda: watched.read(first)[0] == 1)  # the first daemon has done its part
+        with pytest.raises(smb.WaitTimeout, match="version is 0"):
+            watched.wait(1, timeout=0.3)
+        free.set()
+        assert writing.result(10) == 1
+        holding.result(10)
+    assert watched.wait(1, timeout=5) == 1
+    np.testing.assert_array_equal(watched.read(), 1)
+
+
+def test_an_update_that_failed_somewhere_is_not_counted_and_names_the_first_bad_chunk(
+    open_box: Callable[..., Box], scheme: str
+) -> None:
+    """Each daemon did its chunks before its own first bad one; exchange and center stay of one sum there."""
+    center = open_box(scheme).create("c", N)
+    x = np.ones(N, F32)
+    x[5 * PER_CHUNK + 3] = np.nan  # the second chunk of stripe 2
+    x[6 * PER_CHUNK] = np.inf  # the third of stripe 0
+    with pytest.raises(smb.NonFinite, match=r"'c'.*chunk 5") as caught:
+        center.exchange(x, 0.5)
+    assert (caught.value.chunk, caught.value.element) == (5, 5 * PER_CHUNK + 3)  # type: ignore[attr-defined]
+    assert center.version == 0
+    got = center.read()
+    assert np.isfinite(got).all()
+    moved = np.repeat([1, 1, 1, 1, 1, 0, 0, 1], [PER_CHUNK] * 7 + [100]).astype(bool)
+    np.testing.assert_array_equal(got[moved], 0.5)
+    np.testing.assert_array_equal(x[moved], 0.5)
+    np.testing.assert_array_equal(got[~moved], 0)
+    assert center.exchange(np.ones(N, F32), 0.5) == 1  # the box goes on
+
+
+class Alarm(Exception):
+    pass
+
+
+def raise_alarm(*_: object) -> None:
+    raise Alarm
+
+
+def test_an_interrupted_operation_ends_before_its_array_is_given_back(
+    daemons: list[Daemon], open_box: Callable[..., Box]
+) -> None:
+    segment = open_box().create("x", N)
+    last = mappings(daemons)[2]
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        last.hold_chunk(0, False)
+        held.set()
+        free.wait(20)
+        last.release_chunk(0)
+
+    x = np.ones(N, F32)
+    before = signal.signal(signal.SIGALRM, raise_alarm)
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(hold)
+        held.wait(10)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            pool.submit(lambda: time.sleep(0.6) or free.set())
+            with pytest.raises(Alarm):
+                segment.exchange(x, 0.5)
+            moved = x.copy()
+        finally:
+            signal.signal(signal.SIGALRM, before)
+            free.set()
+        holding.result(10)
+    time.sleep(0.2)
+    np.testing.assert_array_equal(x, moved)
+    np.testing.assert_array_equal(x + segment.read(), 1)
+
+
+# Creation ------------------------------------------------------------------------------------------------
+
+
+def test_whoever_finds_a_segment_finds_all_of_it(
+    daemons: list[Daemon], open_box: Callable[..., Box], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one client creates, slowly, another one gets UnknownKey or the whole segment."""
+    seen: list[Any] = []
+    missing: list[str] = []
+    stop = threading.Event()
+    watcher = open_box()
+
+    def look() -> None:
+        while not stop.is_set():
+            try:
+                with watcher.attach("x") as found:
+                    seen.append(found.read())
+            except smb.UnknownKey as error:
+                missing.append(str(error))
+
+    creator = open_box()
+    for transport in creator._transport._transports:  # type: ignore[attr-defined]
+        call = transport.call
+
+        def slowly(request: object, timeout: float, call: Any = call) -> Any:
+            reply = call(request, timeout)
+            if isinstance(request, protocol.Publish):
+                time.sleep(0.05)
+            return reply
+
+        monkeypatch.setattr(transport, "call", slowly)
+    with ThreadPoolExecutor(1) as pool:
+        looking = pool.submit(look)
+        for _ in range(3):
+            segment = creator.create("x", N, initial=ramp())
+            time.sleep(0.02)
+            segment.detach()
+        stop.set()
+        looking.result(10)
+    assert seen
+    assert not [words for words in missing if "stripe" in words]
+    for values in seen:
+        np.testing.assert_array_equal(values, ramp())
+
+
+def test_one_of_many_creators_is_first_and_all_see_its_values(
+    daemons: list[Daemon], open_box: Callable[..., Box], scheme: str
+) -> None:
+    boxes = [open_box(scheme) for _ in range(6)]
+
+    def create(rank: int, turn: int) -> tuple[bool, float]:
+        segment = boxes[rank].create(f"x{turn}", N, initial=np.full(N, rank, F32), or_attach=True)
+        values = segment.read()
+        assert (values == values[0]).all()
+        return segment.created, float(values[0])
+
+    for turn in range(4):
+        with ThreadPoolExecutor(6) as pool:
+            results = list(pool.map(create, range(6), [turn] * 6))
+        assert sum(created for created, _ in results) == 1
+        assert len({value for _, value in results}) == 1
+
+
+def test_a_segment_that_goes_and_comes_again_is_never_half_there(open_box: Callable[..., Box]) -> None:
+    """The last client's leaving and the next one's creation meet at each daemon at another time."""
+    boxes = [open_box() for _ in range(4)]
+
+    def come_and_go(box: Box) -> None:
+        for _ in range(15):
+            with box.create("x", N, initial=np.ones(N, F32), or_attach=True) as segment:
+                assert segment.read().min() == 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(come_and_go, boxes))
+    assert boxes[0].list() == []
+
+
+def test_what_one_daemon_cannot_hold_is_left_at_none(folder: Path, daemons: list[Daemon]) -> None:
+    with smb.serve(unix=folder / "small.sock", memory_limit=CHUNK_BYTES) as small:
+        where = [daemons[0].addresses[0], daemons[1].addresses[0], small.addresses[0]]
+        with smb.connect(",".join(where)) as box:
+            with pytest.raises(smb.OutOfMemory, match="small.sock"):
+                box.create("x", N)
+            assert [len(d.store._by_number) for d in (*daemons, small)] == [0, 0, 0, 0]
+            box.create("x", 3 * PER_CHUNK)
+            assert box.list() == ["x"]
+
+
+def test_an_equal_segment_is_joined_and_another_one_refused(open_box: Callable[..., Box]) -> None:
+    one, other = open_box(), open_box()
+    one.create("x", N, meta=b"lenet")
+    assert not other.create("x", N, meta=b"lenet", or_attach=True).created
+    for change, words in [
+        ({"count": N - 1}, f"exists with count {N}, not {N - 1}"),
+        ({"dtype": "int32"}, "exists with dtype float32"),
+        ({"lifetime": "stay"}, "exists with lifetime attached"),
+        ({"meta": b"cifar"}, "exists with other meta: b'lenet'"),
+    ]:
+        wanted = {"count": N, "dtype": "float32", "lifetime": "attached", "meta": b"lenet", **change}
+        with pytest.raises(smb.KeyExists, match=rf"'x' {words}"):
+            other.create("x", or_attach=True, **wanted)  # type: ignore[arg-type]
+    with pytest.raises(smb.KeyExists, match="exists already"):
+        other.create("x", N)
+
+
+# Lists of daemons ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ((0, 1), "'x' lies over 3 daemons .*this box is 2"),
+        ((1, 0, 2), "'x' lies over 3 daemons .*holds stripe 1; this box is 3"),
+        ((0,), "'x'.*stripe 0 of 3: connect to unix:.*,unix:.*,unix:"),
+        ((2,), "'x'.*stripe 2 of 3"),
+        ((0, 2, 1), "'x': the daemon at unix:.*.sock does not hold its stripe"),
+    ],
+)
+def test_another_list_of_daemons_is_refused_by_name(
+    daemons: list[Daemon], open_box: Callable[..., Box], which: tuple[int, ...], words: str
+) -> None:
+    open_box().create("x", N, initial=ramp())
+    other = open_box("unix:", which)
+    for ask in (lambda: other.attach("x"), lambda: other.create("x", N, or_attach=True)):
+        with pytest.raises(smb.KeyExists, match=words):
+            ask()
+    assert [len(e.attached) for d in daemons for e in d.store._by_number.values()] == [1, 1, 1]
+
+
+def test_a_plain_segment_of_the_key_is_named(open_box: Callable[..., Box]) -> None:
+    plain, box = open_box("unix:", (0,)), open_box()
+    plain.create("x", 10)
+    for ask in (lambda: box.attach("x"), lambda: box.create("x", 10, or_attach=True), lambda: box.free("x")):
+        with pytest.raises(smb.KeyExists, match=r"'x' lies at unix:.*0.sock alone"):
+            ask()
+    open_box("unix:", (1,)).create("y", 10)
+    with pytest.raises(smb.KeyExists, match=r"'y': the daemon at unix:.*1.sock holds another one"):
+        box.create("y", N)
+    assert box.list() == ["x"]
+
+
+def test_a_daemon_that_stands_in_another_box_too_is_not_mixed_up(open_box: Callable[..., Box]) -> None:
+    """Both boxes have a stripe 1 of 2 of this key at one daemon, or would."""
+    open_box("unix:", (0, 1)).create("x", N, lifetime="stay")
+    with pytest.raises(smb.KeyExists, match=r"1.sock holds a stripe that a creator left"):
+        open_box("unix:", (2, 1), 0.2).create("x", N)
+    assert open_box("unix:", (2, 1)).list() == []
+
+
+def test_a_daemon_by_two_names_is_noticed(daemons: list[Daemon], folder: Path) -> None:
+    path = daemons[0].addresses[0].removeprefix("unix:")
+    (folder / "link.sock").symlink_to(path)
+    for alias in (f"unix:{folder}/link.sock", daemons[0].addresses[1]):
+        with pytest.raises(smb.RequestError, match=rf"{alias} is the same daemon as unix:.*0.sock"):
+            smb.connect(f"unix:{path},{alias}", token=TOKEN)
+    with pytest.raises(smb.RequestError, match="named twice"):
+        smb.connect(f"unix:{path},unix:{path}")
+    assert wait_for(lambda: daemons[0].store.sessions() == [])
+
+
+def test_an_address_with_a_comma_in_its_path_is_one_address() -> None:
+    assert stripes.daemons("unix:/tmp/a,b.sock") == ("unix:/tmp/a,b.sock",)
+    assert stripes.daemons("unix:/tmp/a,tcp://h:1,h:2") == ("unix:/tmp/a", "tcp://h:1", "h:2")
+
+
+def test_what_a_creator_left_is_named_and_freed_by_its_key(
+    daemons: list[Daemon], open_box: Callable[..., Box]
+) -> None:
+    """As after a death between the stripes' publications, of which the first one's is the last."""
+    open_box().create("x", N, lifetime="stay")
+    daemons[0].store.free("x")
+    box = open_box(timeout=0.2)
+    assert box.list() == []
+    with pytest.raises(smb.UnknownKey):
+        box.attach("x")
+    with pytest.raises(
+        smb.KeyExists, match=r"'x': the daemon at unix:.*.sock holds a stripe that a creator left"
+    ):
+        box.create("x", N)
+    box.free("x")
+    assert box.create("x", N).created
+    daemons[2].store.free("x")
+    with pytest.raises(smb.UnknownKey, match=r"'x': its stripe 2 is not at unix:.*2.sock"):
+        box.stat("x")
+    with pytest.raises(smb.UnknownKey, match=r"'x': its stripe 2 is not at unix:.*2.sock"):
+        open_box().attach("x")
+    box.free("x")
+    with pytest.raises(smb.UnknownKey):
+        box.free("x")
+
+
+# Death ---------------------------------------------------------------------------------------------------
+
+
+def test_a_daemon_that_is_not_there_is_named_and_the_others_are_left(
+    daemons: list[Daemon], folder: Path
+) -> None:
+    where = [daemons[0].addresses[0], f"unix:{folder}/none.sock"]
+    with pytest.raises(smb.TransportError, match=r"none.sock"):
+        smb.connect(",".join(where))
+    assert wait_for(lambda: daemons[0].store.sessions() == [])
+
+
+@pytest.mark.parametrize("dead", [0, 1, 2])
+def test_one_daemons_death_is_named_and_ends_the_box_and_nothing_is_lost(folder: Path, dead: int) -> None:
+    with contextlib.ExitStack() as stack:
+        ones = [stack.enter_context(ServeProcess(folder / f"{i}.sock", "--lease", "2")) for i in range(3)]
+        box = stack.enter_context(smb.connect(",".join(one.address for one in ones), timeout=10))
+        segment, small = box.create("x", N, initial=ramp()), box.create("small", 10)
+        ones[dead].kill()
+        with pytest.raises(smb.TransportError, match=f"'x'.*{dead}.sock"):
+            segment.write(np.ones(N, F32))
+        for call in (
+            lambda: small.write(np.ones(10, F32)),
+            lambda: segment.version,
+            lambda: box.counter("n").add(1),
+            box.list,
+            lambda: box.create("y", N),
+        ):
+            with pytest.raises(smb.TransportError, match=f"{dead}.sock"):
+                call()
+        saved = segment.rescue()
+        chunks = np.arange(N) // PER_CHUNK % 3
+        np.testing.assert_array_equal(saved[chunks == dead], ramp()[chunks == dead])
+        assert np.isin(saved - ramp(), [0]).sum() + (saved == 1).sum() >= N  # each before or after
+        start = time.monotonic()
+        box.close()
+        assert time.monotonic() - start < 8
+
+
+def test_threads_may_share_a_box_and_a_stuck_one_holds_nobody_up(
+    daemons: list[Daemon], open_box: Callable[..., Box]
+) -> None:
+    box = open_box()
+    one, other = box.create("one", N), box.create("other", N)
+    mapping = next(e.mapping for e in daemons[2].store._by_number.values() if e.key == "one")
+    assert mapping
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        mapping.hold_chunk(0, False)
+        held.set()
+        free.wait(20)
+        mapping.release_chunk(0)
+
+    with ThreadPoolExecutor(2) as pool:
+        holding = pool.submit(hold)
+        held.wait(10)
+        stuck = pool.submit(one.write, np.ones(N, F32))
+        assert wait_for(lambda: one.read(np.empty(1, F32))[0] == 1)
+        assert other.write(np.ones(N, F32)) == 1
+        assert not stuck.done()
+        free.set()
+        assert stuck.result(10) == 1
+        holding.result(10)
+
+
+def test_segments_of_two_boxes_are_not_combined(open_box: Callable[..., Box], scheme: str) -> None:
+    one, other = open_box(scheme).create("x", N), open_box(scheme).create("y", N)
+    for call in (lambda: one.accumulate(other), lambda: one.dot(other), lambda: one.copy_from(other)):
+        with pytest.raises(smb.RequestError, match=r"'x'.*segment of the same box"):
+            call()
+
+
+def test_a_box_of_one_daemon_by_list_keeps_others_out_too(daemons: list[Daemon]) -> None:
+    transport = stripes.connect([daemons[0].addresses[0]], Options("one"))
+    with Box(transport, "one", Options("one")) as box:
+        box.create("x", 10)
+        plain: base.Transport = base.connect(daemons[0].addresses[0], Options("plain"))
+        with (
+            Box(plain, "plain", Options("plain")) as other,
+            pytest.raises(smb.KeyExists, match="stripe 0 of 1"),
+        ):
+            other.attach("x")
