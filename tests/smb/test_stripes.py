@@ -332,7 +332,7 @@ def test_what_one_daemon_cannot_hold_is_left_at_none(folder: Path, daemons: list
     with smb.serve(unix=folder / "small.sock", memory_limit=CHUNK_BYTES) as small:
         where = [daemons[0].addresses[0], daemons[1].addresses[0], small.addresses[0]]
         with smb.connect(",".join(where)) as box:
-            with pytest.raises(smb.OutOfMemory, match="small.sock"):
+            with pytest.raises(smb.OutOfMemory, match=r"small.sock"):
                 box.create("x", N)
             assert [len(d.store._by_number) for d in (*daemons, small)] == [0, 0, 0, 0]
             box.create("x", 3 * PER_CHUNK)
