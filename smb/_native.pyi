@@ -188,8 +188,11 @@ MAX_DATA_BODY: int
 DATA_HEADS: dict[int, int]
 """Operations that Stream answers, with the bytes of their heads."""
 
-def idle_buffer_bytes() -> int:
-    """Bytes of pieces' buffers that wait for their next use, of all streams together; bounded."""
+def stream_memory() -> int:
+    """Bytes that all streams of this process hold for pieces under way, kept replies and shadows."""
+
+def limit_stream_memory(bytes: int) -> None:
+    """Let there be no more of it: what needs more is refused with OutOfMemory. No limit before the first call."""
 
 class Table:
     """What one session may reach over its sockets. Any thread may call any method."""

@@ -168,7 +168,8 @@ void bind_daemon(py::module_& m) {
     if (const size_t bytes = net::head_bytes(code)) heads[py::int_(code)] = bytes;
   }
   m.attr("DATA_HEADS") = heads;
-  m.def("idle_buffer_bytes", &net::idle_buffer_bytes);
+  m.def("stream_memory", [] { return net::Memory::used(); });
+  m.def("limit_stream_memory", &net::Memory::set_limit, arg("bytes"));
 }
 
 // The client's side -----------------------------------------------------------------------------------------

@@ -1,5 +1,6 @@
 #include "buffers.hpp"
 
+#include <atomic>
 #include <cassert>
 #include <mutex>
 #include <new>
@@ -12,6 +13,9 @@ namespace {
 
 // Two sizes: a small exchange's remembered reply must not pin a chunk's room.
 constexpr size_t kSizes[] = {size_t{16} << 10, kPieceBytes};
+
+std::atomic<size_t> memory_used{0};
+std::atomic<size_t> memory_limit{SIZE_MAX};
 
 struct Shelves {
   std::mutex mutex;
@@ -29,6 +33,7 @@ Shelves& shelves() {
 
 Buffer::Buffer(size_t bytes) : data_(nullptr), shelf_(bytes <= kSizes[0] ? 0 : 1) {
   assert(bytes <= kPieceBytes);
+  Memory::took(kSizes[shelf_]);
   Shelves& all = shelves();
   {
     const std::lock_guard<std::mutex> guard(all.mutex);
@@ -43,6 +48,7 @@ Buffer::Buffer(size_t bytes) : data_(nullptr), shelf_(bytes <= kSizes[0] ? 0 : 1
 }
 
 Buffer::~Buffer() {
+  Memory::gave(kSizes[shelf_]);
   Shelves& all = shelves();
   {
     const std::lock_guard<std::mutex> guard(all.mutex);
@@ -55,10 +61,10 @@ Buffer::~Buffer() {
   ::operator delete(data_, std::align_val_t{64});
 }
 
-size_t idle_buffer_bytes() {
-  Shelves& all = shelves();
-  const std::lock_guard<std::mutex> guard(all.mutex);
-  return all.bytes;
-}
+size_t Memory::used() { return memory_used.load(std::memory_order_relaxed); }
+size_t Memory::limit() { return memory_limit.load(std::memory_order_relaxed); }
+void Memory::set_limit(size_t bytes) { memory_limit.store(bytes, std::memory_order_relaxed); }
+void Memory::took(size_t bytes) { memory_used.fetch_add(bytes, std::memory_order_relaxed); }
+void Memory::gave(size_t bytes) { memory_used.fetch_sub(bytes, std::memory_order_relaxed); }
 
 }  // namespace smb::net

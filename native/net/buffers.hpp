@@ -24,8 +24,17 @@ class Buffer {
   size_t shelf_;
 };
 
-// Bytes that lie unused on the shelves now, at most kIdleBytes.
-size_t idle_buffer_bytes();
-constexpr size_t kIdleBytes = size_t{8} << 20;
+constexpr size_t kIdleBytes = size_t{8} << 20;  // of unused buffers that are kept for the next ones
+
+// What all streams of this process hold in buffers and shadows, and how much of it there may be.
+class Memory {
+ public:
+  static size_t used();
+  static size_t limit();
+  static void set_limit(size_t bytes);
+  static bool fits(size_t bytes) { return used() + bytes <= limit(); }
+  static void took(size_t bytes);
+  static void gave(size_t bytes);
+};
 
 }  // namespace smb::net

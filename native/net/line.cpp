@@ -13,9 +13,16 @@
 namespace smb::net {
 namespace {
 
-constexpr double kMaxSeconds = 1e6;
+constexpr double kMaxSeconds = 1e9;
+constexpr int64_t kSliceNs = 5000000000;  // after which a call that waits comes back to look at its deadline
 
 int milliseconds(int64_t ns) { return static_cast<int>(std::min<int64_t>(std::max<int64_t>(ns, 0) / 1000000 + 1, 1000000)); }
+
+int64_t reply_deadline(const iovec* parts, size_t count) {
+  int64_t deadline = monotonic_ns() + kReplyNs;
+  for (size_t i = 0; i < count; ++i) deadline += static_cast<int64_t>(parts[i].iov_len) * kByteNs;
+  return deadline;
+}
 
 }  // namespace
 
@@ -25,7 +32,8 @@ Line::Line(int fd, double idle_seconds)
   if (flags < 0) throw LineError{LineError::failed, errno, "the socket"};
   blocking_ = !(flags & O_NONBLOCK);
   if (!blocking_) return;
-  const timeval limit{idle_ns_ / 1000000000, idle_ns_ % 1000000000 / 1000};
+  const int64_t slice = std::min(idle_ns_, kSliceNs);
+  const timeval limit{slice / 1000000000, slice % 1000000000 / 1000};
   if (setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit) != 0 ||
       setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof limit) != 0) {
     throw LineError{LineError::failed, errno, "the socket's timeouts"};
@@ -35,17 +43,21 @@ Line::Line(int fd, double idle_seconds)
 void Line::await(short events, int64_t deadline, const char* what) const {
   const int64_t left = deadline - monotonic_ns();
   if (left <= 0) throw LineError{LineError::late, 0, what};
-  if (blocking_) return;  // the call itself waits
+  if (blocking_) return;  // the call itself waits, a slice at a time
   pollfd entry{fd_, events, 0};
   if (poll(&entry, 1, milliseconds(left)) < 0 && errno != EINTR) throw LineError{LineError::failed, errno, "poll"};
 }
 
+// deadline 0: a frame's first bytes; the frame's time runs from the first of them on.
 size_t Line::receive_some(char* data, size_t size, int64_t deadline) {
+  const bool first = deadline == 0;
+  if (first) deadline = monotonic_ns() + idle_ns_;
   size_t got = 0;
   while (got < size) {
     const ssize_t more = recv(fd_, data + got, size - got, blocking_ ? MSG_WAITALL : MSG_DONTWAIT);
     if (more == 0) return got;
     if (more > 0) {
+      if (first && got == 0) deadline_ = deadline = monotonic_ns() + kFrameNs;
       got += static_cast<size_t>(more);
       if (got == size) return got;
     } else if (errno == EINTR) {
@@ -53,16 +65,15 @@ size_t Line::receive_some(char* data, size_t size, int64_t deadline) {
     } else if (errno != EAGAIN) {
       throw LineError{LineError::failed, errno, "receiving"};
     }
-    await(POLLIN, deadline, "nothing came");
+    await(POLLIN, deadline, got || !first ? "a frame's rest did not come in time" : "nothing came");
   }
   return got;
 }
 
 bool Line::receive_first(void* data, size_t size) {
-  const size_t got = receive_some(static_cast<char*>(data), size, monotonic_ns() + idle_ns_);
+  const size_t got = receive_some(static_cast<char*>(data), size, 0);
   if (got == 0) return false;
   if (got < size) throw LineError{LineError::ended, 0, "the stream ended in a frame's header"};
-  deadline_ = monotonic_ns() + idle_ns_;
   return true;
 }
 
@@ -81,26 +92,24 @@ void Line::skip(size_t size) {
 }
 
 void Line::send(iovec* parts, size_t count) {
-  const int64_t deadline = monotonic_ns() + idle_ns_;
-  while (count > 0) {
+  int64_t deadline = 0;  // counted from when the peer first takes less than all
+  for (;;) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = count;
     ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | (blocking_ ? 0 : MSG_DONTWAIT));
-    if (sent < 0) {
-      if (errno == EINTR) continue;
-      if (errno != EAGAIN) throw LineError{LineError::failed, errno, "sending"};
-      await(POLLOUT, deadline, "the peer takes nothing");
-      continue;
-    }
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno != EAGAIN) throw LineError{LineError::failed, errno, "sending"};
+    sent = std::max<ssize_t>(sent, 0);
     while (count > 0 && static_cast<size_t>(sent) >= parts->iov_len) {
       sent -= static_cast<ssize_t>(parts->iov_len);
       ++parts, --count;
     }
-    if (count > 0) {
-      parts->iov_base = static_cast<char*>(parts->iov_base) + sent;
-      parts->iov_len -= static_cast<size_t>(sent);
-    }
+    if (count == 0) return;
+    parts->iov_base = static_cast<char*>(parts->iov_base) + sent;
+    parts->iov_len -= static_cast<size_t>(sent);
+    if (deadline == 0) deadline = reply_deadline(parts, count);
+    await(POLLOUT, deadline, "the peer takes no replies");
   }
 }
 

@@ -14,14 +14,23 @@ struct LineError {
   const char* what;
 };
 
+// A frame that has begun is to be whole, and a reply taken, within so long, however the bytes drip: the stranger's
+// slowest allowed line is 64 KiB/s.
+constexpr int64_t kFrameNs = 10000000000;
+constexpr int64_t kReplyNs = 30000000000;
+constexpr int64_t kByteNs = 1000000000 / (64 << 10);
+
 class Line {
  public:
-  // fd may block or not; a blocking one gets its timeouts set. The descriptor stays the caller's.
+  // idle_seconds: how long the first byte of a frame is waited for. fd may block or not; a blocking one gets its
+  // timeouts set. The descriptor stays the caller's.
   Line(int fd, double idle_seconds);
 
   // The first bytes of a frame: false when the peer ended the stream before any. Throws LineError.
   bool receive_first(void* data, size_t size);
-  // More of the frame, which must be whole within the idle time from its first bytes on. Throws LineError.
+  // So much more of the frame is to come in all: bounds the time that it may take.
+  void expect(size_t bytes) { deadline_ += static_cast<int64_t>(bytes) * kByteNs; }
+  // More of the frame. Throws LineError.
   void receive(void* data, size_t size);
   void skip(size_t size);
   // All of it; parts is changed. Throws LineError.

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "buffers.hpp"
+
 namespace smb::net {
 
 float* Shadows::find(uint64_t segment, size_t begin, size_t count) {
@@ -12,27 +14,41 @@ float* Shadows::find(uint64_t segment, size_t begin, size_t count) {
 }
 
 bool Shadows::fits(uint64_t segment, size_t begin) const {
-  return bytes() + kChunkBytes <= limit_ || chunks_.count({segment, begin / kChunkFloats}) != 0;
+  if (chunks_.count({segment, begin / kChunkFloats}) != 0) return true;
+  return bytes() + kChunkBytes <= limit_ && Memory::fits(kChunkBytes);
+}
+
+Shadows::Chunk& Shadows::chunk(uint64_t segment, size_t begin, bool zeroed) {
+  Chunk& chunk = chunks_[{segment, begin / kChunkFloats}];
+  if (!chunk.values) {
+    chunk.values.reset(zeroed ? new float[kChunkFloats]() : new float[kChunkFloats]);
+    Memory::took(kChunkBytes);
+  }
+  return chunk;
 }
 
 float* Shadows::keep(uint64_t segment, size_t begin, size_t count) {
-  Chunk& chunk = chunks_[{segment, begin / kChunkFloats}];
-  if (!chunk.values) chunk.values.reset(new float[kChunkFloats]);
+  Chunk& known = chunk(segment, begin, false);
   const size_t first = begin % kChunkFloats;
-  const bool touches = first <= chunk.end && chunk.first <= first + count && chunk.end != 0;
-  chunk.first = touches ? std::min(chunk.first, first) : first;
-  chunk.end = touches ? std::max(chunk.end, first + count) : first + count;
-  return chunk.values.get() + first;
+  const bool touches = first <= known.end && known.first <= first + count && known.end != 0;
+  known.first = touches ? std::min(known.first, first) : first;
+  known.end = touches ? std::max(known.end, first + count) : first + count;
+  return known.values.get() + first;
 }
 
 float* Shadows::zeroed(uint64_t segment, size_t begin) {
-  Chunk& chunk = chunks_[{segment, begin / kChunkFloats}];
-  if (!chunk.values) chunk.values.reset(new float[kChunkFloats]());
-  return chunk.values.get() + begin % kChunkFloats;
+  return chunk(segment, begin, true).values.get() + begin % kChunkFloats;
 }
 
 void Shadows::forget(uint64_t segment) {
+  const size_t before = bytes();
   chunks_.erase(chunks_.lower_bound({segment, 0}), chunks_.upper_bound({segment, SIZE_MAX}));
+  Memory::gave(before - bytes());
+}
+
+void Shadows::clear() {
+  Memory::gave(bytes());
+  chunks_.clear();
 }
 
 }  // namespace smb::net

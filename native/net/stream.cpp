@@ -75,6 +75,7 @@ bool Stream::serve(Line& line, Header* header) {
 void Stream::answer(Line& line, Request& request) {
   const Header& header = request.header;
   const size_t head = head_bytes(header.operation);
+  line.expect(header.length);
   if (header.length < head) {
     line.skip(header.length);
     const Refusal refusal = refuse(kProtocolError, "operation %u: a body of %u bytes, %zu are its head", header.operation,

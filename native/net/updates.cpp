@@ -72,7 +72,11 @@ Refusal Stream::check_update(const Request& request, const Entry& entry) const {
   }
   const size_t bytes = operation == kWrite ? head.count * entry.dtype.size : wire_bytes(head.wire, head.count);
   const size_t given = request.header.length - head_bytes(operation);
-  if (given == bytes) return {};
+  if (given == bytes && Memory::fits(bytes)) return {};
+  if (given == bytes) {
+    return refuse(kOutOfMemory, "%s: no room for %zu bytes: all streams hold %zu of %zu", verb, bytes, Memory::used(),
+                  Memory::limit());
+  }
   return refuse(kProtocolError, "%s: %zu bytes follow the head, its %llu elements take %zu", verb, given,
                 static_cast<ull>(head.count), bytes);
 }
@@ -196,8 +200,8 @@ Refusal Stream::exchange(const Request& request, const Entry& entry, const std::
   std::shared_ptr<Buffer> before;  // x, where a shadow of it is to be kept
   if (head.wire == kAnew) {
     if (!shadows_.fits(head.segment, head.offset)) {
-      return refuse(kOutOfMemory, "exchange: the shadows of this stream would take more than its limit of %zu bytes",
-                    options_.shadow_limit);
+      return refuse(kOutOfMemory, "exchange: no room for a shadow: this stream's take %zu bytes of %zu, all streams' memory %zu of %zu",
+                    shadows_.bytes(), options_.shadow_limit, Memory::used(), Memory::limit());
     }
     before = Buffer::take(head.count * sizeof(float));
     std::memcpy(before->data(), values, head.count * sizeof(float));

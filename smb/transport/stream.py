@@ -20,6 +20,7 @@ from smb.errors import NotSupported, RequestError
 
 WIRES = ("float32", "bfloat16", "float16", "int8")  # by their codes in a frame
 WINDOW = 8  # pieces under way at most; the daemon keeps that many replies
+MOVED = -1  # in place of events to wait for: bytes moved
 FAREWELL = 5.0  # seconds that the replies under way are waited for after an interrupt
 
 
@@ -77,15 +78,15 @@ class Transfer:
         poller.register(sock, 0)
         deadline = time.monotonic() + timeout
         while not native.finished:
-            expecting = native.expecting
-            to_send, to_receive = _send(native, sock), _receive(native, sock)
-            wanted = to_send | to_receive
-            if not to_send or (expecting and not to_receive) or native.finished:
+            waits = _send(native, sock), _receive(native, sock)
+            if MOVED in waits:
                 deadline = 0.0  # counted from the next time that nothing moves
                 continue
+            if native.finished:  # it ended as its next piece was looked at
+                return
             now = time.monotonic()
             deadline = deadline or now + timeout
-            poller.modify(sock, wanted)
+            poller.modify(sock, waits[0] | waits[1] | select.POLLIN)
             if not poller.poll(max(0.0, deadline - now) * 1000) and time.monotonic() >= deadline:
                 raise TimeoutError(f"{self._peer}: nothing moved for {timeout:g} s")
 
@@ -102,17 +103,17 @@ def _unblocked(sock: socket.socket) -> Iterator[None]:
 
 
 def _send(native: _native.Transfer, sock: ssl.SSLSocket) -> int:
-    """Send one part; the events to wait for, or 0 when something moved."""
+    """Send one part; MOVED, or the events to wait for."""
     data = native.outgoing()
     if not len(data):
-        return select.POLLIN
+        return 0
     try:
         native.sent(sock.send(data))
     except ssl.SSLWantReadError:
         return select.POLLIN
     except ssl.SSLWantWriteError:
-        return select.POLLIN | select.POLLOUT
-    return 0
+        return select.POLLOUT
+    return MOVED
 
 
 def _receive(native: _native.Transfer, sock: ssl.SSLSocket) -> int:
@@ -127,7 +128,7 @@ def _receive(native: _native.Transfer, sock: ssl.SSLSocket) -> int:
     if not got:
         raise ConnectionError("the daemon ended the stream")
     native.received(got)
-    return 0
+    return MOVED
 
 
 class Stream:
