@@ -243,7 +243,7 @@ def test_when_an_outside_box_dies_the_center_is_saved_and_the_job_fails(
 ) -> None:
     write(tmp_path, LONG)
     daemon, address = outside_box
-    with running(tmp_path, "--workers", "2", "--smb", address) as job:
+    with running(tmp_path, "--workers", "2", "--smb", address, "--box-grace", "1") as job:
         pids = [job.pid_of(rank) for rank in range(2)]
         job.trains()
         daemon.kill()
