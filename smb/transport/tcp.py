@@ -43,6 +43,7 @@ log = logging.getLogger(__name__)
 
 FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
 PAUSES = (0.02, 1.0)  # seconds between two attempts to connect, at first and at most
+RESTORING = 12.0  # seconds for which a daemon that was restarted may wait for what others hand back
 BRIEF = 2.0  # seconds that an impatient operation tries to save what it has sent already
 RETRY = 0.25  # seconds between two attempts while nobody waits for one
 NUMBERS = ("segment", "source", "other")  # fields that name a segment
@@ -67,16 +68,17 @@ class TcpTransport:
         self._failed = ""  # why nothing works any more
         self._closed = threading.Event()
         self._lock = threading.RLock()  # held to greet, so that one thread begins a new session for all
+        self._again = threading.Lock()  # held to attach again, so that one thread does it for all
         self._attachments = weakref.WeakSet[RemoteAttachment]()
         self._tried = 0.0  # when an impatient operation last tried in vain
         self._away = 0.0  # since when the daemon cannot be reached; 0: it can
         self._lines = PerThread(lambda: Line(peer))
         self._numbers: dict[int, int] = {}  # of segments: the daemon's first -> its present one
+        self._pulse = threading.Thread(target=self._beat, name="smb-pulse", daemon=True)
         try:
             self._connect(self._lines.get(), options.timeout)
         except OSError as error:
             raise broken(peer, error) from error
-        self._pulse = threading.Thread(target=self._beat, name="smb-pulse", daemon=True)
         self._pulse.start()
 
     # Connecting
@@ -93,11 +95,13 @@ class TcpTransport:
             raise
         line.carry(sock)
         self._away = 0.0
+        if threading.current_thread() is not self._pulse:  # it keeps the lease, whatever the others wait for
+            self._attach_all(line, sock)
 
-    def _ask(self, line: Line, sock: socket.socket, record: object) -> Any:
+    def _ask(self, line: Line, sock: socket.socket, record: object, wait: float = 0.0) -> Any:
         """A request on a connection that is being set up: nothing is sent again."""
         number = line.stream.next_number()
-        reply = line.ask(sock, number, record, self._options.timeout)
+        reply = line.ask(sock, number, record, self._options.timeout + wait)
         return reply.record(protocol.BY_REQUEST[type(record)])
 
     def _introduce(self, line: Line, sock: socket.socket) -> None:
@@ -128,9 +132,6 @@ class TcpTransport:
             line.begin(self.welcome.stream, self._generation)
         except Closed:
             self._renew(line, sock, old)
-        for attachment in list(self._attachments):
-            if attachment.generation != self._generation:
-                self._attach_again(line, sock, attachment)
 
     def _renew(self, line: Line, sock: socket.socket, old: protocol.Welcome) -> None:
         """Begin a session, the first one or one after the daemon forgot ours."""
@@ -144,14 +145,27 @@ class TcpTransport:
                 with contextlib.suppress(RequestError):
                     self._ask(line, sock, protocol.Inherit(old.session, old.secret, True))
 
-    def _attach_again(self, line: Line, sock: socket.socket, attachment: RemoteAttachment) -> None:
+    def _attach_all(self, line: Line, sock: socket.socket) -> None:
+        """Attach again to what is not attached in the line's session. OSError: it has no connection left."""
         try:
-            opened: protocol.Opened = self._ask(line, sock, attachment.again())
-            attachment.renew(opened, self._generation)
+            with self._again:
+                for attachment in list(self._attachments):
+                    if attachment.generation != line.generation:
+                        self._attach_again(line, sock, attachment)
+        except BaseException:
+            line.cut()
+            raise
+
+    def _attach_again(self, line: Line, sock: socket.socket, attachment: RemoteAttachment) -> None:
+        if line.generation != self._generation:
+            raise ConnectionError("the session was lost again")
+        try:
+            opened: protocol.Opened = self._ask(line, sock, attachment.again(), RESTORING)
+            attachment.renew(opened, line.generation)
             self._numbers[attachment.first] = opened.segment
         except RequestError as error:
             log.warning("daemon at %s: segment %r is lost: %s", self.peer, attachment.key, error)
-            attachment.lose(str(error), self._generation)
+            attachment.lose(str(error), line.generation)
 
     def _check(self) -> None:
         if self._closed.is_set():

@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 class Program:
     """A child process with its output; killed at the end of its ``with`` block."""
 
-    def __init__(self, *words: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    def __init__(self, *words: str, more: dict[str, str] | None = None) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(more or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-u", *words], stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
@@ -79,16 +79,19 @@ class ServeProcess(Program):
     def __init__(self, path: Path, *options: str) -> None:
         super().__init__("-m", "smb.cli", "serve", "--unix", str(path), *options)
         self.path, self.address = path, f"unix:{path}"
+        self.addresses: list[str] = []
 
     def __enter__(self) -> ServeProcess:
-        assert self.line() == f"listening at {self.address}"
+        words = self.line().split()
+        assert words[:3] == ["listening", "at", self.address]
+        self.addresses = words[2:]
         return self
 
 
-def client(address: str, code: str, *words: str) -> Program:
-    """A client process that runs ``code`` with ``box``, ``smb`` and ``np`` at hand."""
+def client(address: str, code: str, *words: str, more: dict[str, str] | None = None) -> Program:
+    """A client process that runs ``code`` with ``box``, ``smb`` and ``np`` at hand; ``more`` environment."""
     head = f"import sys, time, numpy as np, smb; box = smb.connect({address!r}, name='worker', timeout=10)\n"
-    return Program("-c", head + code, *words)
+    return Program("-c", head + code, *words, more=more)
 
 
 def state(pid: int) -> str:
