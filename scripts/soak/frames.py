@@ -1,8 +1,10 @@
-"""10,000 random frames at a daemon's socket; prints the branch coverage of what reads them.
+"""100,000 random frames at a daemon's TCP port, and a tenth of that at its Unix socket.
 
-The frames are made from the protocol's own table, half of them or more valid up to one field. The daemon runs
-in this process, so that its coverage is seen; one innocent client beside the attacker must never notice. The
-extension runs under the address sanitizer, which ends the process at the first wrong access.
+The frames are made from the protocol's own table, half of them or more valid up to one field; over TCP the
+native loop reads those of the data operations. The daemon runs in this process, so that its branch coverage
+is seen and printed, Python's and the native loop's; one innocent client beside the attacker must never
+notice, and memory must stay where it was. The extension runs under the address sanitizer, which ends the
+process at the first wrong access.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -21,40 +24,71 @@ import coverage
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
-READERS = ["protocol", "layout", "server", "service", "store", "rendezvous", "transport/frames"]
+READERS = [
+    "protocol",
+    "layout",
+    "server",
+    "connection",
+    "remote",
+    "gate",
+    "auth",
+    "service",
+    "store",
+    "rendezvous",
+]
+READERS.append("transport/frames")
+TOKEN = b"the token of this soak"
+PATIENCE = 0.1  # seconds to wait for an answer
+GROWTH = 64 << 20  # bytes: what the segments may take
 
 
-def attack(path: Path, count: int, seed: int) -> Counter[str]:
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def attack(path: Path, over: str, count: int, seed: int) -> Counter[str]:
     import numpy as np
 
     import smb
     from tests.smb.frames import Attacker, Frames
 
     kinds = Counter[str]()
-    with smb.serve(unix=path, memory_limit=64 << 20) as daemon, smb.connect(daemon.addresses[0]) as box:
-        center = box.create("center", 1000, initial=np.ones(1000, np.float32))
-        frames, attacker = Frames(seed), Attacker(str(path))
-        for number in range(count):
-            frame = frames.next()
-            record = attacker.attack(frame)
-            frames.learn(record)
-            kinds[frame.kind] += 1
-            kinds[f"answered by {type(record).__name__}"] += 1
-            if number % 100 == 0:
-                assert center.read().sum() == 1000
-                assert "center" in box.list()
-        attacker.close()
+    with smb.serve(unix=path, tcp="127.0.0.1:0", token=TOKEN, memory_limit=GROWTH) as daemon:
+        with smb.connect(daemon.addresses[over == "tcp"], token=TOKEN) as box:
+            center = box.create("center", 1000, initial=np.ones(1000, np.float32))
+            where = daemon.addresses[1] if over == "tcp" else str(path)
+            frames, attacker = (
+                Frames(seed, over == "tcp"),
+                Attacker(where, TOKEN if over == "tcp" else b"", PATIENCE),
+            )
+            for number in range(count):
+                frame = frames.next()
+                record = attacker.attack(frame)
+                frames.learn(record)
+                kinds[frame.kind] += 1
+                kinds[f"answered by {type(record).__name__}"] += 1
+                if number % 100 == 0:
+                    assert center.read().sum() == 1000
+                    assert "center" in box.list()
+                if number == min(2000, count // 2):
+                    before = resident()
+            attacker.close()
+            grown = resident() - before
+            kinds["streams reopened"], kinds["without an answer"] = attacker.reopened, attacker.unanswered
+            kinds["KiB more resident"] = grown >> 10
         with smb.connect(daemon.addresses[0]) as late:
-            assert late.attach("center").read().sum() == 1000
-        kinds["streams reopened"], kinds["without an answer"] = attacker.reopened, attacker.unanswered
+            assert late.list("center") == []  # its last session has ended
+    assert grown < 2 * GROWTH, f"{grown} bytes more"
     return kinds
 
 
 def sanitized() -> Path:
     """The extension, built once more with the address sanitizer."""
     target = ROOT / "build" / "asan"
-    flags = "-fsanitize=address -fno-omit-frame-pointer -O1 -g"
-    environment = {**os.environ, "CFLAGS": flags, "LDFLAGS": "-fsanitize=address"}
+    flags = "-fsanitize=address -fno-omit-frame-pointer -O1 -g --coverage"
+    environment = {**os.environ, "CFLAGS": flags, "LDFLAGS": "-fsanitize=address --coverage"}
+    for old in target.rglob("*.gcda"):
+        old.unlink()
     command = [
         sys.executable,
         "setup.py",
@@ -80,6 +114,18 @@ def again_with(extension: Path) -> int:
     return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
 
 
+def native_coverage() -> None:
+    """Lines and branches of the native loop that the run has been through, by gcov."""
+    for data in sorted((ROOT / "build" / "asan").rglob("native/net/*.gcda")):
+        command = ["gcov", "--branch-probabilities", "--no-output", "--demangled-names", str(data)]
+        told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+        found = re.search(rf"File '[^']*{data.stem}\.cpp'\n(.*?)\n\n", told, re.DOTALL)
+        if found:
+            figures = re.findall(r"(Lines executed|Taken at least once):([\d.]+%) of (\d+)", found[1])
+            shown = ", ".join(f"{what.lower()} {part} of {all_}" for what, part, all_ in figures)
+            print(f"native/net/{data.stem}.cpp: {shown}")
+
+
 def take(extension: str) -> None:
     """Import ``smb._native`` from this file instead of the package's own."""
     spec = importlib.util.spec_from_file_location("smb._native", extension)
@@ -93,7 +139,7 @@ def take(extension: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--frames", type=int, default=10_000)
+    parser.add_argument("--frames", type=int, default=100_000, help="over TCP; a tenth over a Unix socket")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--plain", action="store_true", help="without the address sanitizer")
     options = parser.parse_args()
@@ -101,20 +147,27 @@ def main() -> int:
     if extension is not None:
         take(extension)
     elif not options.plain:
-        return again_with(sanitized())
+        code = again_with(sanitized())
+        native_coverage()
+        return code
     print(f"seed {options.seed}", flush=True)
     watch = coverage.Coverage(branch=True, data_file=None, include=[f"{ROOT}/smb/*"])
     watch.start()
+    kinds = Counter[str]()
     with tempfile.TemporaryDirectory(prefix="smb-soak-") as folder:
-        kinds = attack(Path(folder) / "box.sock", options.frames, options.seed)
+        for over, count in (("unix", options.frames // 10), ("tcp", options.frames)):
+            found = attack(Path(folder) / "box.sock", over, count, options.seed)
+            print(f"over {over}:")
+            for name, number in sorted(found.items()):
+                print(f"{number:7} {name}")
+            kinds += found
     watch.stop()
-    for name, number in sorted(kinds.items()):
-        print(f"{number:7} {name}")
     files = [str(ROOT / "smb" / f"{name}.py") for name in READERS]
     watch.report(morfs=files, show_missing=True)
     nearly = kinds["good"] + kinds["field"]
-    assert nearly >= options.frames / 2
-    print(f"{options.frames} frames, {nearly} valid up to one field: the daemon served on")
+    frames = options.frames + options.frames // 10
+    assert nearly >= frames / 2
+    print(f"{frames} frames, {nearly} valid up to one field: the daemon served on")
     return 0
 
 
