@@ -209,11 +209,12 @@ def other_packages(host: Host) -> Iterator[Finding]:
     """Another package of our name, such as pysmb's, can hide this one or be hidden by it."""
     own = Path(__file__).resolve().parent
     found = []
-    for entry in host.path:
-        for candidate in (Path(entry or ".") / "smb", Path(entry or ".") / "smb.py"):
-            real = candidate.resolve()
-            if real != own and ((candidate / "__init__.py").is_file() or candidate.is_file()):
-                found.append(str(candidate))
+    for entry in map(Path, host.path):
+        package, module = entry / "smb" / "__init__.py", entry / "smb.py"
+        if package.is_file() and package.resolve().parent != own:
+            found.append(str(package.parent))
+        if module.is_file():
+            found.append(str(module))
     if found:
         cure = (
             "one of the two is never seen: take the other away (`pip uninstall pysmb` is the usual one; a "

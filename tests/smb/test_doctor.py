@@ -231,7 +231,8 @@ def test_another_package_called_smb_is_found(root: Path, tmp_path: Path) -> None
     put(tmp_path, "site/smb/__init__.py", "")
     put(tmp_path, "here/smb.py", "")
     put(tmp_path, "empty/smb/readme", "")
-    path = [str(tmp_path / name) for name in ("site", "here", "empty")] + [str(ROOT)]
+    put(tmp_path, "bin/smb", "#!/usr/bin/python3")
+    path = [str(tmp_path / name) for name in ("site", "here", "empty", "bin")] + [str(ROOT)]
     (finding,) = bad(root, path=path)
     assert finding.what == "package name"
     assert finding.says == f"also called smb: {tmp_path}/site/smb, {tmp_path}/here/smb.py"
