@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import Protocol
 
 NOT_KNOWN = -1
@@ -31,9 +31,10 @@ class Figures:
             total.add(one)
         return total
 
-    def sendable(self) -> tuple[int, ...]:
+    def sendable(self) -> tuple[int, int, int]:
         """Within 64 bits, whatever a client wrote into its line."""
-        return tuple(min(value, 2**64 - 1) for value in astuple(self))
+        most = 2**64 - 1
+        return min(self.operations, most), min(self.bytes_in, most), min(self.bytes_out, most)
 
 
 class Counting(Protocol):

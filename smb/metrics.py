@@ -12,7 +12,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from typing import Any, TypeVar
 
 from smb import protocol
 from smb.errors import SmbError
@@ -26,6 +26,8 @@ KIND = "text/plain; version=0.0.4; charset=utf-8"
 
 Labels = tuple[tuple[str, object], ...]
 Sample = tuple[Labels, float]
+Row = TypeVar("Row")
+Figure = tuple[str, str, str, Callable[[Row], float]]  # name, kind, what it is, where it stands
 
 
 def _quoted(value: object) -> str:
@@ -70,15 +72,23 @@ def _daemon(report: protocol.Report) -> Iterator[str]:
     yield from _family("smb_sessions_uncounted", "gauge", about, [((), hidden)])
 
 
+_CLIENT: tuple[Figure[protocol.ClientRow], ...] = (
+    ("smb_client_requests_total", "counter", "Control requests of one client.", lambda r: r.requests),
+    ("smb_client_operations_total", "counter", "Its operations on segments.", lambda r: r.operations),
+    ("smb_client_bytes_in_total", "counter", "Bytes that it put into segments.", lambda r: r.bytes_in),
+    ("smb_client_bytes_out_total", "counter", "Bytes that it took out.", lambda r: r.bytes_out),
+    ("smb_client_waited_seconds", "gauge", "How long a request of it has waited.", lambda r: r.waited),
+    ("smb_client_silent_seconds", "gauge", "Since its last frame (tcp, rdma).", lambda r: r.silent),
+)
+_SEGMENT: tuple[Figure[protocol.Stat], ...] = (
+    ("smb_segment_bytes", "gauge", "Size of one segment.", lambda r: r.nbytes),
+    ("smb_segment_updates_total", "counter", "Its completed updates.", lambda r: r.version),
+    ("smb_segment_sessions", "gauge", "Clients that are attached to it.", lambda r: r.sessions),
+)
+
+
 def _clients(rows: tuple[protocol.ClientRow, ...]) -> Iterator[str]:
-    for name, kind, about, of in (
-        ("smb_client_requests_total", "counter", "Control requests of one client.", lambda r: r.requests),
-        ("smb_client_operations_total", "counter", "Its operations on segments.", lambda r: r.operations),
-        ("smb_client_bytes_in_total", "counter", "Bytes that it put into segments.", lambda r: r.bytes_in),
-        ("smb_client_bytes_out_total", "counter", "Bytes that it took out.", lambda r: r.bytes_out),
-        ("smb_client_waited_seconds", "gauge", "How long a request of it has waited.", lambda r: r.waited),
-        ("smb_client_silent_seconds", "gauge", "Since its last frame (tcp, rdma).", lambda r: r.silent),
-    ):
+    for name, kind, about, of in _CLIENT:
         yield from _family(name, kind, about, [(_client(row), of(row)) for row in rows])
     stale = [(_client(row), row.staleness) for row in rows if row.staleness >= 0]
     yield from _family(
@@ -89,11 +99,7 @@ def _clients(rows: tuple[protocol.ClientRow, ...]) -> Iterator[str]:
 
 
 def _segments(rows: tuple[protocol.Stat, ...]) -> Iterator[str]:
-    for name, kind, about, of in (
-        ("smb_segment_bytes", "gauge", "Size of one segment.", lambda r: r.nbytes),
-        ("smb_segment_updates_total", "counter", "Its completed updates.", lambda r: r.version),
-        ("smb_segment_sessions", "gauge", "Clients that are attached to it.", lambda r: r.sessions),
-    ):
+    for name, kind, about, of in _SEGMENT:
         yield from _family(name, kind, about, [((("key", row.key),), of(row)) for row in rows])
 
 
@@ -145,7 +151,7 @@ class Metrics(ThreadingHTTPServer):
             super().__init__((host, port), _Request)
         except OSError as error:
             raise SmbError(f"cannot serve metrics at {where}: {error.strerror or error}") from error
-        self.address = f"http://{show(*self.server_address[:2])}/metrics"
+        self.address = f"http://{show(host, self.server_port)}/metrics"
         self._thread = threading.Thread(target=self.serve_forever, name="smb-metrics", daemon=True)
         self._thread.start()
 
