@@ -133,6 +133,13 @@ def add_access(serve: argparse.ArgumentParser) -> None:
     serve.add_argument("--max-clients", type=whole, default=4096, metavar="N", help="(default: 4096)")
     serve.add_argument("--max-segments", type=whole, default=100_000, metavar="N", help="(default: 100000)")
     serve.add_argument(
+        "--max-streams",
+        type=size,
+        default=0,
+        metavar="SIZE",
+        help="what clients over TCP may have under way (default: half of what is free)",
+    )
+    serve.add_argument(
         "--max-rate", type=positive, default=0.0, metavar="R", help="requests a second of one connection"
     )
 
@@ -250,7 +257,9 @@ def serve(options: argparse.Namespace) -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
     signal.pthread_sigmask(signal.SIG_BLOCK, signals)  # before any thread: all of them inherit it
-    limits = Limits(options.max_clients, segments=options.max_segments, rate=options.max_rate)
+    limits = Limits(
+        options.max_clients, segments=options.max_segments, rate=options.max_rate, streams=options.max_streams
+    )
     folder = Path(options.snapshot_dir) if options.snapshot_dir is not None else None
     chosen = ServeOptions(options.memory_limit, options.lease, limits, folder, options.snapshot_every)
     with start(

@@ -17,17 +17,21 @@ class Limits:
     connections  of one client that came over TCP; it has one for each of its threads
     segments     that exist at a time
     rate         requests a second of one connection, 0: any number. Who asks faster is slowed, not refused
+    streams      bytes for what clients over TCP have under way: elements, replies kept for them, shadows of
+                 their weights (wire types). 0: half of what is available when the daemon starts
     """
 
     clients: int = 4096
     connections: int = 1024
     segments: int = 100_000
     rate: float = 0.0
+    streams: int = 0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not (0 <= value < float("inf")) or (field.name != "rate" and value < 1):
+            least = 0 if field.name in ("rate", "streams") else 1
+            if not least <= value < float("inf"):
                 raise ValueError(f"limit of {field.name}: {value} is too small or no number")
 
 

@@ -23,6 +23,7 @@ from smb.connection import Connection
 from smb.errors import SmbError
 from smb.gate import Gate
 from smb.listen import Listener, UnixListener
+from smb.memory import available
 from smb.options import ServeOptions
 from smb.pairs import Fabric
 from smb.remote import Remote
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 
 JOIN = 5.0  # seconds that a thread may take to end
 PATIENCE = 15.0  # seconds beyond the lease after which an operation that a stuck holder blocks gives up
+ALL = 1 << 62  # bytes, where nobody knows what is available
 EACH = 4  # connections that a client has on average, when there are as many clients as may be
 ACCEPT_ERRORS = (errno.EINVAL, errno.EBADF)  # the listener was closed
 
@@ -56,6 +58,9 @@ class Daemon:
         self.gate = Gate()
         self.number = secrets.randbits(63) + 1
         self._listeners = listeners
+        if any(listener.terms for listener in listeners):
+            half = (available() or 0) // 2
+            _native.limit_stream_memory(self.options.limits.streams or half or ALL)  # of this process
         self.addresses = [listener.address for listener in listeners]
         self.unix = next((str(one.path) for one in listeners if isinstance(one, UnixListener)), "")
         self._lock = threading.Lock()
