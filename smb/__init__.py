@@ -32,10 +32,11 @@ from smb.errors import (
 )
 
 if TYPE_CHECKING:
-    from smb.client import Box, Counter, Lock, Segment
+    from smb.client import Box, Segment
     from smb.embedded import connect, serve
     from smb.protocol import Stat
     from smb.server import Daemon
+    from smb.waiting import Counter, Lock
 
 __version__ = "0.1.0"
 __all__ = [
@@ -67,8 +68,8 @@ __all__ = [
 
 _LAZY = {
     "Box": "smb.client",
-    "Counter": "smb.client",
-    "Lock": "smb.client",
+    "Counter": "smb.waiting",
+    "Lock": "smb.waiting",
     "Segment": "smb.client",
     "Daemon": "smb.server",
     "Stat": "smb.protocol",

@@ -8,8 +8,8 @@ import os
 import threading
 import time
 import weakref
-from types import TracebackType
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from smb.errors import (
     Closed,
     KeyExists,
     NonFinite,
+    NotSupported,
     RangeError,
     RequestError,
     SmbError,
@@ -28,18 +29,12 @@ from smb.layout import check_key
 from smb.protocol import Stat
 from smb.transport.base import Array, Attachment, Opening, Options, Transport, connect, named
 from smb.vectors import Vectors
+from smb.waiting import FOREVER, Counter, Lock, seconds
+
+if TYPE_CHECKING:
+    from smb.transport.stream import WireStats
 
 SLICE = 1.0  # seconds that one native wait takes before it looks around
-FOREVER = protocol.MAX_SECONDS
-
-
-def seconds(timeout: float | None) -> float:
-    """``timeout`` for the daemon; None waits as long as the daemon lives."""
-    if timeout is None:
-        return FOREVER
-    if not 0 <= timeout <= FOREVER:
-        raise RequestError(f"timeout {timeout} is not in 0..{FOREVER:g} seconds")
-    return float(timeout)
 
 
 class Segment(Vectors):
@@ -51,7 +46,7 @@ class Segment(Vectors):
     key, count, dtype, lifetime, meta   as created
     created     whether this create call made it, not somebody before
     readonly    whether writing is refused
-    transport   "shm" or "local"
+    transport   "local", "shm", "tcp" or "rdma"
     staleness   updates by others since my previous exchange (or since I attached), as of my last exchange
     """
 
@@ -112,8 +107,13 @@ class Segment(Vectors):
         self._seen += 1  # mine, so that it counts in nobody's staleness
         return version
 
-    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int:
+    def accumulate(
+        self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1, *, wire: str = "float32"
+    ) -> int:
         """Add ``scale`` times ``source``, a segment or an array, from ``offset`` on; float32.
+
+        wire  how an array travels where it has to: "float32", "bfloat16", "float16" or "int8" (a scale for
+              each 256 elements). What rounding takes away is added to this thread's next accumulate
 
         Returns the version after it. NonFinite names the first chunk with NaN or Inf: chunks before it were
         added, it and later ones were not.
@@ -121,29 +121,53 @@ class Segment(Vectors):
         if isinstance(source, Segment):
             source = source._attachment
         try:
-            version = self._accumulate(source, scale, offset, threads)
+            version = self._accumulate(source, scale, offset, threads, **self._by(wire))
         except SmbError as error:
             raise self._named(error) from error
         self._seen += 1
         return version
 
-    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1) -> int:
+    def exchange(
+        self, local: Array, alpha: float, offset: int = 0, threads: int = 1, *, wire: str = "float32"
+    ) -> int:
         """The elastic move: d = alpha (local - segment); local -= d; segment += d. Returns the new version.
 
         local  (n,) float32, changed in place
         alpha  moving rate, 0 < alpha <= 1
+        wire   as in accumulate, over tcp alone: the differences to what was sent before travel, and both ends
+               apply what was sent, so that nothing is lost by rounding
 
         local + segment is unchanged. NonFinite names the first chunk of ``local`` with NaN or Inf: chunks
         before it have moved on both sides, it and later ones on neither.
         Source: Zhang, Choromanska, LeCun 2015, Algorithm 1.
         """
         try:
-            version = self._exchange(local, alpha, offset, threads)
+            if wire == "float32":
+                version = self._exchange(local, alpha, offset, threads)
+            else:
+                version = self._exchange(local, alpha, offset, threads, **self._by(wire))
         except SmbError as error:
             raise self._named(error) from error
         self.staleness = version - self._seen - 1
         self._seen = version
         return version
+
+    def _by(self, wire: str) -> dict[str, str]:
+        """The argument that asks for a wire type, where it is one that the transport moves."""
+        if wire == "float32":
+            return {}
+        if wire not in protocol.WIRES[:-1]:
+            known = ", ".join(protocol.WIRES[:-1])
+            raise RequestError(f"unknown wire type {wire!r} (known: {known})")
+        if not getattr(self._attachment, "wires", False):
+            raise NotSupported(f"{self.transport} moves float32 alone, not {wire}: wire types are for tcp")
+        return {"wire": wire}
+
+    @property
+    def wire_stats(self) -> WireStats | None:
+        """Bytes moved and what quantising cost at this end, over tcp; else None."""
+        told: Callable[[], WireStats] | None = getattr(self._attachment, "wire_stats", None)
+        return told() if told else None
 
     @property
     def version(self) -> int:
@@ -200,86 +224,10 @@ class Segment(Vectors):
         self.detach()
 
 
-class Counter:
-    """A whole number of 64 bits that all clients share; starts at 0, lives as long as any of its users."""
-
-    def __init__(self, box: Box, key: str) -> None:
-        self.key = check_key(key)
-        self._box = box
-
-    def add(self, amount: int = 1) -> int:
-        """Add ``amount``; the value before, so that n claims of 1 give n different numbers."""
-        value: protocol.Value = self._box._call(protocol.Add(self.key, amount))
-        return value.value
-
-    @property
-    def value(self) -> int:
-        return self.add(0)
-
-    def wait(self, value: int, timeout: float | None = None) -> int:
-        """Wait until it is at least ``value``; returns what it then is. Raises WaitTimeout."""
-        limit = seconds(timeout)
-        reached: protocol.Value = self._box._call(protocol.Await(self.key, value, limit), limit)
-        return reached.value
-
-
-class Lock:
-    """A named lock among all clients; the death of its holder's process releases it. Not reentrant.
-
-    Two Lock objects exclude one another, in whatever threads or processes. As a context manager it waits for
-    ever, or for the timeout that box.lock was given.
-    """
-
-    def __init__(self, box: Box, name: str, timeout: float | None) -> None:
-        self.name = check_key(name)
-        self._box, self._timeout = box, timeout
-        self._token = 0  # of what is held now
-
-    @property
-    def held(self) -> bool:
-        return bool(self._token)
-
-    def acquire(self, timeout: float | None = None) -> None:
-        """Take it. Raises WaitTimeout naming the holder, RequestError when this object holds it already."""
-        if self._token:
-            raise RequestError(f"lock {self.name!r} is held by this object already")
-        limit = seconds(self._timeout if timeout is None else timeout)
-        token = self._box._token()
-        try:
-            self._box._call(protocol.Lock(self.name, token, limit), limit)
-        except SmbError:
-            raise
-        except BaseException:  # interrupted: it may or may not have been granted
-            with contextlib.suppress(SmbError):
-                self._box._call(protocol.Unlock(self.name, token))
-            raise
-        self._token = token
-
-    def release(self) -> None:
-        """Give it to the next in the queue."""
-        token, self._token = self._token, 0
-        if not token:
-            raise RequestError(f"lock {self.name!r} is not held by this object")
-        self._box._call(protocol.Unlock(self.name, token))
-
-    def __enter__(self) -> Lock:
-        self.acquire()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        try:
-            self.release()
-        except SmbError:
-            if error is None:  # do not hide why the block ended
-                raise
-
-
 class Box:
     """One client's standing with one daemon. Threads may share it; a forked child must connect for itself.
 
-    transport  "shm" or "local"
+    transport  "local", "shm", "tcp" or "rdma"
     address    where the daemon listens; "local" for one in this process
     """
 

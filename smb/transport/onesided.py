@@ -22,6 +22,7 @@ from smb.transport.base import Array, Options
 from smb.transport.channel import PIECE, Channel, Move
 from smb.transport.pipeline import Accumulation, ElasticMove, Job, Pipeline, pieces
 from smb.transport.remote import RemoteAttachment
+from smb.transport.stream import refuse_wire
 from smb.transport.tcp import TcpTransport
 from smb.transport.threads import PerThread
 
@@ -37,6 +38,7 @@ class RdmaAttachment(RemoteAttachment):
     of the same elements may mix with it. Updates among themselves are whole, over every transport.
     """
 
+    wires = False
     _carrier: RdmaTransport
     _known: tuple[int, protocol.Region] | None = None  # with the session that it holds for
 
@@ -140,9 +142,12 @@ class RdmaAttachment(RemoteAttachment):
         scale: float = 1.0,
         offset: int = 0,
         threads: int = 1,
+        *,
+        wire: str = "float32",
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
+        refuse_wire(wire, "rdma")
         _whole(stripes)
         if not math.isfinite(np.float32(scale)):
             raise RequestError(f"accumulate: scale is {scale!r}: must be a finite float32")
@@ -178,9 +183,12 @@ class RdmaAttachment(RemoteAttachment):
         alpha: float,
         offset: int = 0,
         threads: int = 1,
+        *,
+        wire: str = "float32",
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
+        refuse_wire(wire, "rdma")
         _whole(stripes)
         if not 0 < alpha <= 1:
             raise RequestError(f"exchange: alpha is {alpha!r}: must be above 0 and at most 1")

@@ -9,7 +9,7 @@ from smb import protocol
 from smb.errors import NotPermitted, NotSupported, RequestError, TypeMismatch, UnknownKey, WaitTimeout
 from smb.transport.base import Array
 from smb.transport.line import Line
-from smb.transport.stream import Transfer
+from smb.transport.stream import Transfer, WireStats
 
 
 class Carrier(Protocol):
@@ -17,6 +17,8 @@ class Carrier(Protocol):
 
     def carry(self, what: str, make: Callable[[Line], Transfer]) -> int: ...
     def call(self, request: object, timeout: float) -> Any: ...
+    def lines(self) -> list[Line]:
+        """Those of all threads."""
 
 
 class RemoteAttachment:
@@ -24,7 +26,10 @@ class RemoteAttachment:
 
     first       the daemon's number for it when it was opened, which requests name; ``number`` is today's
     generation  of the session in which it is attached
+    wires       whether increments may travel in another type than float32
     """
+
+    wires = True
 
     def __init__(
         self,
@@ -120,6 +125,7 @@ class RemoteAttachment:
         offset: int = 0,
         threads: int = 1,
         *,
+        wire: str = "float32",
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
@@ -128,7 +134,14 @@ class RemoteAttachment:
         return self._carrier.carry(
             "accumulate",
             lambda line: line.stream.accumulate(
-                self._write_to(), source, scale, offset, stripe=stripe, stripes=stripes, **self._shape()
+                self._write_to(),
+                source,
+                scale,
+                offset,
+                wire=wire,
+                stripe=stripe,
+                stripes=stripes,
+                **self._shape(),
             ),
         )
 
@@ -149,13 +162,21 @@ class RemoteAttachment:
         offset: int = 0,
         threads: int = 1,
         *,
+        wire: str = "float32",
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
         return self._carrier.carry(
             "exchange",
             lambda line: line.stream.exchange(
-                self._write_to(), local, alpha, offset, stripe=stripe, stripes=stripes, **self._shape()
+                self._write_to(),
+                local,
+                alpha,
+                offset,
+                wire=wire,
+                stripe=stripe,
+                stripes=stripes,
+                **self._shape(),
             ),
         )
 
@@ -191,5 +212,18 @@ class RemoteAttachment:
     def rescue(self, out: Array, offset: int = 0) -> int:
         raise NotSupported("the segment lay in the daemon's memory alone, and went with it")
 
+    def wire_stats(self) -> WireStats:
+        """What the living threads of this client moved for this segment, and what quantising cost."""
+        figures = [line.stream.stats(self._number) for line in self._carrier.lines()]
+        return WireStats(*(sum(column) for column in zip(*figures, strict=True)))
+
     def close(self) -> None:
-        """Nothing is mapped here."""
+        """Nothing is mapped here, but what rounding took away is kept for the next time."""
+        for line in self._carrier.lines():
+            if line.lock.acquire(
+                blocking=False
+            ):  # else it is in the middle of something: it will forget later
+                try:
+                    line.stream.forget(self._number)
+                finally:
+                    line.lock.release()

@@ -260,6 +260,9 @@ class TcpTransport:
         """A number that no other daemon has."""
         return self.welcome.daemon
 
+    def lines(self) -> list[Line]:
+        return self._lines.all()
+
     def call(self, request: object, timeout: float) -> Any:
         return self._request(request, timeout)
 

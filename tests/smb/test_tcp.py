@@ -571,3 +571,34 @@ def test_a_closed_box_leaves_no_thread_and_no_descriptor(served: smb.Daemon) -> 
         box.close()
     assert wait_for(lambda: figures() <= before), (figures(), before)
     assert not served.store.sessions()
+
+
+# Wire types ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wire", ["bfloat16", "float16", "int8"])
+def test_a_segment_exchanges_in_a_wire_type_and_keeps_the_sum(served: smb.Daemon, wire: str) -> None:
+    rng = np.random.default_rng(5)
+    with smb.connect(served.addresses[1], token=TOKEN) as box:
+        center = box.create("c", COUNT)
+        x = rng.standard_normal(COUNT).astype(F32)
+        put_in = x.astype(np.float64)
+        for _ in range(5):
+            noise = (0.01 * rng.standard_normal(COUNT)).astype(F32)
+            x += noise
+            put_in += noise
+            center.exchange(x, 0.25, wire=wire)
+        np.testing.assert_allclose(x + center.read().astype(np.float64), put_in, atol=1e-5)
+        stats = center.wire_stats
+        assert stats is not None
+        assert BYTES <= stats.bytes_sent < (1 + 4 * 0.55) * BYTES  # the first one is float32
+        assert 0 < stats.squared_error < 1e-3 * stats.squared_sum
+
+
+def test_a_wire_type_is_refused_where_nothing_travels(near: Box) -> None:
+    center = near.create("c", 1000)
+    with pytest.raises(smb.NotSupported, match="shm moves float32 alone, not int8: wire types are for tcp"):
+        center.exchange(np.ones(1000, F32), 0.5, wire="int8")
+    with pytest.raises(smb.RequestError, match="unknown wire type 'int4' "):
+        center.accumulate(np.ones(1000, F32), wire="int4")
+    assert center.wire_stats is None
