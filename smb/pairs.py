@@ -213,8 +213,8 @@ class Fabric:
         self._lock = threading.Lock()
         self._closed = False
         self._adapters: dict[ports.Port, rdma.Adapter] = {}
-        self._segments: dict[tuple[Mapping, ports.Port, bool], Segment] = {}
-        self._responders = set[Responder]()
+        self.registered: dict[tuple[Mapping, ports.Port, bool], Segment] = {}
+        self.responders = set[Responder]()
         self._sessions = weakref.WeakSet[Session]()  # that have had a queue pair
         service.also(
             {
@@ -245,16 +245,16 @@ class Fabric:
         session, remote = ticket.session, self._remote(ticket.session)
         if request.stream and request.session != session.number:
             raise UnknownKey(f"stream {request.stream} is not of this session")
-        stream = remote.stream(request.stream)
         if session not in self._sessions:
             self._sessions.add(session)
             remote.at_end(lambda: self._end(session))
         responder = Responder(self, session, self._adapter(session))
         with self._lock:
-            self._responders.add(responder)
+            self.responders.add(responder)
         try:
             peer = rdma.Endpoint(request.queue, request.packet, request.gid, request.lid, request.mtu)
             responder.begin(peer)
+            stream = remote.stream(request.stream)
             responder.speak(stream)
             remote.stream(stream.number)  # Closed: the session has just ended, and did not know of this pair
         except BaseException:
@@ -266,13 +266,13 @@ class Fabric:
 
     def _end(self, session: Session) -> None:
         """The session is fenced: its queue pairs go first."""
-        for responder in list(self._responders):
+        for responder in list(self.responders):
             if responder.session is session:
                 responder.hang_up()
 
     def _responder(self, session: Session, stream: int) -> Responder:
         with self._lock:
-            found = [r for r in self._responders if r.speaks_for(session, stream)]
+            found = [r for r in self.responders if r.speaks_for(session, stream)]
         if not found:
             raise UnknownKey(f"stream {stream} of this session has no queue pair")
         return found[0]
@@ -291,10 +291,10 @@ class Fabric:
         with self._lock:
             if self._closed or mapping.payload_fd < 0:
                 raise Closed(f"segment {request.segment} is freed")
-            if key not in self._segments:
+            if key not in self.registered:
                 mapping.before_close(lambda: self._release(mapping))
-                self._segments[key] = Segment(adapter, mapping, writable)
-            region = self._segments[key].region
+                self.registered[key] = Segment(adapter, mapping, writable)
+            region = self.registered[key].region
         return Answer(protocol.Region(region.address, region.rkey, region.nbytes))
 
     def _slots(self, ticket: Ticket, request: protocol.SlotsOf) -> Answer:
@@ -306,24 +306,24 @@ class Fabric:
     def _release(self, mapping: Mapping) -> None:
         """The segment is freed: nobody reaches its memory any more."""
         with self._lock:
-            for key in [key for key in self._segments if key[0] is mapping]:
-                self._segments.pop(key).close()
+            for key in [key for key in self.registered if key[0] is mapping]:
+                self.registered.pop(key).close()
 
     def forget(self, responder: Responder) -> None:
         with self._lock:
-            self._responders.discard(responder)
+            self.responders.discard(responder)
 
     def close(self) -> None:
         """End every queue pair, then let go of the memory and the adapters. Twice is fine."""
         with self._lock:
             self._closed = True
-            responders = list(self._responders)
+            responders = list(self.responders)
         for responder in responders:
             responder.hang_up()
         with self._lock:
-            for segment in self._segments.values():
+            for segment in self.registered.values():
                 segment.close()
-            self._segments.clear()
+            self.registered.clear()
             for adapter in self._adapters.values():
                 adapter.close()
             self._adapters.clear()

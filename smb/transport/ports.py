@@ -6,6 +6,7 @@ RoCE v2 ports are found by the IP address behind their GID, InfiniBand ports are
 from __future__ import annotations
 
 import ipaddress
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 from smb.errors import NotSupported
 
 SYSFS = Path("/sys/class/infiniband")
+GAP = 16  # empty entries after which a GID table is taken to have ended; some have 1,024
 
 
 @dataclass(frozen=True)
@@ -45,20 +47,21 @@ def _entries(port: Path) -> Iterator[Port]:
     def said(name: str) -> str:
         try:
             return (port / name).read_text().strip()
-        except OSError:  # the kernel answers EINVAL for an empty entry
+        except OSError:  # no such entry, or an empty one
             return ""
 
     if "ACTIVE" not in said("state"):
         return
     ethernet = said("link_layer") == "Ethernet"
-    for entry in sorted((port / "gids").glob("*"), key=lambda path: int(path.name)):
-        text = said(f"gids/{entry.name}")
-        if not text or not int(text.replace(":", ""), 16):
-            continue
-        if said(f"gid_attrs/types/{entry.name}") == "RoCE v2" if ethernet else entry.name == "0":
-            lid = int(said("lid") or "0", 16)
-            device, number = port.parent.parent.name, int(port.name)
-            yield Port(device, number, int(entry.name), ipaddress.IPv6Address(text), lid, ethernet)
+    device, number, lid = port.parent.parent.name, int(port.name), int(said("lid") or "0", 16)
+    empty = 0
+    for index in itertools.count():
+        text = said(f"gids/{index}")
+        empty = 0 if text.replace(":", "").strip("0") else empty + 1
+        if empty > GAP:
+            return
+        if not empty and (said(f"gid_attrs/types/{index}") == "RoCE v2" if ethernet else index == 0):
+            yield Port(device, number, index, ipaddress.IPv6Address(text), lid, ethernet)
 
 
 def choose(host: str = "", wanted: str = "", sysfs: Path = SYSFS) -> Port:

@@ -81,8 +81,9 @@ class Guest:
             options = "-q -p no:cacheprovider --junit-xml=/run/hostout/junit.xml @/run/hostout/tests"
             inherited = {name: os.environ[name] for name in ("PYTHONPATH",) if name in os.environ}
             environment = {**inherited, "OMP_NUM_THREADS": "1"}
-            command = f"{sys.executable} -m pytest {options}"
             seconds = min(LIMIT, START + EACH * len(self._nodes))
+            # Interrupted, pytest still writes down what has ended.
+            command = f"timeout --signal=INT {seconds - START:g} {sys.executable} -m pytest {options}"
             outcome = boot.boot(made, command, out, seconds, environment)
             self._said = outcome.said[-4000:]
             if (out / "junit.xml").exists():

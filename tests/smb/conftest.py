@@ -114,3 +114,37 @@ def process(folder: Path) -> Iterator[ServeProcess]:
     """A daemon in a process of its own, as `smb serve` runs it."""
     with ServeProcess(folder / "box.sock", "--lease", "2") as daemon:
         yield daemon
+
+
+@pytest.fixture(params=["unix:", "tcp:"])
+def scheme(request: pytest.FixtureRequest) -> str:
+    """What stripes are reached by."""
+    return str(request.param)
+
+
+@pytest.fixture
+def daemons(folder: Path) -> Iterator[list[Daemon]]:
+    """Three of them in this process."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                smb.serve(unix=folder / f"{i}.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0)
+            )
+            for i in range(3)
+        ]
+
+
+def addresses(daemons: list[Daemon], scheme: str) -> list[str]:
+    return [a for daemon in daemons for a in daemon.addresses if a.startswith(scheme)]
+
+
+@pytest.fixture
+def open_box(daemons: list[Daemon]) -> Iterator[Callable[..., Box]]:
+    """Boxes by lists of daemons, all of them by default."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(scheme: str = "unix:", which: tuple[int, ...] = (0, 1, 2), timeout: float = 10.0) -> Box:
+            where = addresses([daemons[i] for i in which], scheme)
+            return stack.enter_context(smb.connect(",".join(where), token=TOKEN, timeout=timeout))
+
+        yield connect

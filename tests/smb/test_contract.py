@@ -359,6 +359,8 @@ def test_a_dropped_box_ends_its_session(connect: Connect, served: smb.Daemon) ->
     other.close()
 
 
+# Not by rdma: in the emulated guest `import torch` takes a minute; tests/smb/test_arrays.py has the tensors.
+@pytest.mark.parametrize("connect", ["local", "shm", "tcp", "tcp+tls", "tcp-over-3"], indirect=True)
 def test_torch_tensors_are_arrays_too(box: Box) -> None:
     torch = pytest.importorskip("torch")
     center, x = box.create("c", 100), torch.ones(100)
