@@ -15,6 +15,7 @@ from typing import Any
 
 from smb import protocol
 from smb.errors import RequestError, SmbError
+from smb.rendezvous import Session
 from smb.snapshot import (
     CounterRecord,
     Description,
@@ -29,6 +30,7 @@ from smb.snapshot import (
 from smb.store import Entry, Store
 
 log = logging.getLogger(__name__)
+GLANCE = 0.2  # seconds between two looks at whether the daemon ends
 Judge = Callable[[Entry, int, int], object]
 
 
@@ -36,11 +38,12 @@ class Keeper:
     """Snapshots of one store. Any thread may call; one is written at a time.
 
     judge   is told of a client that keeps a chunk locked which is to be copied (see smb/lease.py)
+    settled  waits so many seconds until nothing is restoring; whether that is so
     folder  where they lie, once ``keep_in`` has said so
     """
 
-    def __init__(self, store: Store, judge: Judge) -> None:
-        self._store, self._judge = store, judge
+    def __init__(self, store: Store, judge: Judge, settled: Callable[[float], bool]) -> None:
+        self._store, self._judge, self._settled = store, judge, settled
         self.folder: Path | None = None
         self._held = -1  # the folder, locked
         self._every: float | None = None
@@ -73,7 +76,7 @@ class Keeper:
         self._stop.set()
         if self._thread:
             self._thread.join()
-        if first and self.folder:
+        if first and self.folder and self._settled(0.0):
             self._keep()
         self.orphan()
 
@@ -85,6 +88,9 @@ class Keeper:
 
     def _run(self) -> None:
         assert self._every is not None
+        while not self._settled(GLANCE):  # before that it would lack what is restoring
+            if self._stop.is_set():
+                return
         self._keep()
         while not self._stop.wait(self._every):
             self._keep()
@@ -137,7 +143,9 @@ class Keeper:
             segments = tuple(map(_segment, entries))
             counters = tuple(CounterRecord(*row) for row in store.rendezvous.counters())
             sessions = tuple(
-                SessionRecord(s.number, proof(s.secret), s.pid if s.pidfd is not None else 0, 0, s.name)
+                SessionRecord(
+                    s.number, proof(s.secret), s.pid if s.pidfd is not None and s.returns else 0, 0, s.name
+                )
                 for s in store.sessions()
             )
         sessions = tuple(replace(s, start=process_start(s.pid)) if s.pid else s for s in sessions)
@@ -156,6 +164,11 @@ class Keeper:
 
     def _stuck(self, entry: Entry, chunk: int, thread: int, _: float) -> None:
         self._judge(entry, chunk, thread)
+
+
+def _session(session: Session) -> SessionRecord:
+    pid = session.pid if session.pidfd is not None and session.returns else 0  # who is waited for
+    return SessionRecord(session.number, proof(session.secret), pid, 0, session.name)
 
 
 def _segment(entry: Entry) -> SegmentRecord:

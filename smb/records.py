@@ -418,7 +418,7 @@ class HandCounter:
 class Inherit:
     """This session goes on for one that the dead daemon had."""
 
-    session: U64
+    session: U64  # 0: for none, but it will hand its memory to the next daemon when this one dies
     secret: U64
     done: Flag  # True: everything is handed back
 

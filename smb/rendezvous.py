@@ -33,6 +33,7 @@ class Session:
     name: str
     pidfd: int | None = None  # None: the daemon's own process, or remote
     remote: Remote | None = None
+    returns: bool = False  # whether the client hands its memory to the next daemon when this one dies
     ended: bool = False
     tickets: set[Ticket] = field(default_factory=set)
     born: float = field(default_factory=time.monotonic)

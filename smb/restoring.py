@@ -154,6 +154,11 @@ class Restoring:
             del self._pending[record.key]
             self._changed.notify_all()
 
+    def settled(self, timeout: float) -> bool:
+        """Wait until nothing is restoring any more, or the store is closed; whether that is so."""
+        with self._store.lock:
+            return self._changed.wait_for(lambda: not self._pending or self._store.closed, timeout)
+
     def close(self) -> None:
         with self._store.lock:
             self._changed.notify_all()
@@ -195,8 +200,12 @@ class Restoring:
         return (not self._missing or time.monotonic() >= self._until) and not (everything and self._pending)
 
     def inherit(self, session: Session, request: protocol.Inherit) -> None:
-        """The session goes on for one of the last daemon's, and owns what that owned."""
+        """The session goes on for one of the last daemon's, and owns what that owned.
+
+        Session 0 only says that the client will do so when this daemon dies.
+        """
         with self._store.lock:
+            session.returns = True
             known = self._known.get(request.session)
             if known is None:
                 return

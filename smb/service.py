@@ -42,7 +42,7 @@ class Service:
         self.store = store
         self.lease = Lease(store)
         self.restoring = Restoring(store)
-        self.keeper = Keeper(store, self.lease.judge)
+        self.keeper = Keeper(store, self.lease.judge, self.restoring.settled)
         self._operations: dict[type, Callable[[Ticket, Any], Answer]] = {
             protocol.Bye: self._bye,
             protocol.Create: self._create,

@@ -6,16 +6,19 @@ in its paper.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
 if TYPE_CHECKING:
+    from shmtrain.crowd import Crowd
+    from shmtrain.method import Method
     from smb import Segment
 
 F32 = npt.NDArray[np.float32]
@@ -30,16 +33,21 @@ class ExchangeStats:
     count      exchanges begun
     staleness  updates of the center by others between this worker's last two exchanges
     stale_sum  the sum of staleness over all exchanges, for the mean
+    histogram  how often each staleness was seen
+    dropped    increments that came too late and moved nothing
     """
 
     seconds: float = 0.0
     count: int = 0
     staleness: int = 0
     stale_sum: int = 0
+    histogram: Counter[int] = field(default_factory=Counter)
+    dropped: int = 0
 
     def saw(self, staleness: int) -> None:
         self.staleness = staleness
         self.stale_sum += staleness
+        self.histogram[staleness] += 1
 
     @property
     def mean_seconds(self) -> float:
@@ -48,6 +56,12 @@ class ExchangeStats:
     @property
     def mean_staleness(self) -> float:
         return self.stale_sum / self.count if self.count else 0.0
+
+    def summary(self) -> str:
+        """What the exchanges came to, in words."""
+        stale = f"mean staleness {self.mean_staleness:.3g}, largest {max(self.histogram, default=0)}"
+        dropped = f", {self.dropped} dropped" if self.dropped else ""
+        return f"{self.count} exchanges of {1e3 * self.mean_seconds:.3g} ms, {stale}{dropped}"
 
     @contextmanager
     def exchange(self) -> Iterator[None]:
@@ -93,25 +107,86 @@ class Exchange(Protocol):
         """
 
 
+@runtime_checkable
+class Lockstep(Exchange, Protocol):
+    """An exchange whose workers make the same steps, so that it knows the job's iterations itself.
+
+    upcoming   the iteration, from 0 in this run, that the next step computes first; None: no more
+    completed  iterations of this run that the job has done
+    """
+
+    @property
+    def upcoming(self) -> int | None: ...
+
+    @property
+    def completed(self) -> int: ...
+
+
+class Updates(Protocol):
+    """Counts the updates that a worker's rule has made (Adam's t)."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One worker's flat vectors and its solver's state; an exchange may change all of it during its calls.
+
+    weights      (n,) float32
+    gradient     (n,) float32, summed over the ``passes`` batches of one iteration; 0 outside the trained part
+    trained      weights [0, trained) are trained
+    statistics   weights [statistics, n) are what BatchNorm accumulates; those between are frozen
+    history      the update rule's vectors, (trained,) float32 each
+    momentum     of an SGD rule whose history is momentum h <- m h + rate g, w <- w - h; None for other rules
+    multipliers  (trained,) float32, what a parameter's rate is multiplied with; None: 1 for all
+    updates      the rule's counter, where it has one
+    """
+
+    weights: F32
+    gradient: F32
+    trained: int
+    statistics: int
+    history: tuple[F32, ...] = ()
+    momentum: float | None = None
+    multipliers: F32 | None = None
+    passes: int = 1
+    updates: Updates | None = None
+
+
+Alpha = Callable[[], float]
+
+
 @dataclass(frozen=True)
 class Meeting:
     """What an algorithm is opened with: this worker's place and what it shares with the others.
 
-    center     the job's center, attached
-    local      (n,) float32, this worker's flat weight vector; the exchange changes it in place
-    alpha      moving rate, 0 < alpha < 1
+    center     the job's center, attached; as long as the weights
+    vectors    this worker's own
+    alpha      gives the moving rate of now, 0 < alpha < 1
     tau        update interval: exchange every tau of the worker's own steps
-    way        how the exchange is done: ``fused`` or ``paper``
+    way        how seasgd exchanges, one of method.WAYS
+    method     the options of the algorithm
+    crowd      the workers of the job
     threads    threads of one native call
+    iterations of the job that are to be done in this run
+    base_rate  the solver's base_lr
     open_pair  opens another connection, for another thread: (segment of this worker alone, the center)
     joined     waits for the end of the others; called last in ``finish``
     """
 
     center: Segment
-    local: F32
-    alpha: float
+    vectors: Vectors
+    alpha: Alpha
     tau: int
     way: str
+    method: Method
+    crowd: Crowd
     threads: int
+    iterations: int
+    base_rate: float
     open_pair: Callable[[], tuple[Segment, Segment]]
     joined: Callable[[], None]
+
+    @property
+    def local(self) -> F32:
+        return self.vectors.weights

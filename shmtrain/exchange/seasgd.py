@@ -21,80 +21,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
-from shmtrain.exchange.update_thread import UpdateThread
+from shmtrain.exchange.base import F32, Alpha, Exchange, Meeting
+from shmtrain.exchange.elastic import Move, Spring, elastic_pull
+from shmtrain.exchange.staleness import Staleness
+from shmtrain.exchange.update_thread import UpdateThread, WholeExchange
 
 if TYPE_CHECKING:
     from smb import Segment
 
+__all__ = ["PaperSeasgd", "Seasgd", "elastic_pull", "open_exchange"]
+
 
 def open_exchange(meeting: Meeting) -> Exchange:
-    """The way of exchanging that the job asks for: ``fused`` or ``paper``."""
+    """The way of exchanging that the job asks for, one of method.WAYS."""
     center, local, alpha, tau = meeting.center, meeting.local, meeting.alpha, meeting.tau
+    policy = Staleness.of(meeting.method.staleness, meeting.crowd)
     if meeting.way == "fused":
-        return Seasgd(center, local, alpha, tau, threads=meeting.threads, joined=meeting.joined)
-    update = UpdateThread(meeting.open_pair)
+        return Seasgd(
+            center, local, alpha, tau, threads=meeting.threads, joined=meeting.joined, policy=policy
+        )
+    if meeting.way == "overlapped":
+        whole = WholeExchange(meeting.open_pair, meeting.threads)
+        return OverlappedSeasgd(center, local, alpha, tau, update=whole, joined=meeting.joined)
+    ahead = meeting.way == "read-ahead"
+    update = UpdateThread(meeting.open_pair, ahead=np.empty_like(local) if ahead else None)
     return PaperSeasgd(center, local, alpha, tau, update=update, joined=meeting.joined)
 
 
-def elastic_pull(local: F32, center: F32, alpha: float, out: F32) -> None:
-    """Move ``local`` towards ``center``: equations (5) and (6).
-
-    local   (n,) float32, changed in place: x <- x - d, with d = alpha (x - c)
-    center  (n,) float32, a snapshot c of the center; may be stale
-    out     (n,) float32, receives d; x + c is unchanged once d is added to the center
-    """
-    with np.errstate(all="ignore"):  # values that are no numbers are the box's to refuse
-        np.subtract(local, center, out=out)
-        np.multiply(out, np.float32(alpha), out=out)
-        np.subtract(local, out, out=local)
-
-
-class _Spring:
-    """When to exchange; how is the subclass's."""
-
-    def __init__(
-        self, center: Segment, local: F32, alpha: float, tau: int, joined: Callable[[], None] | None
-    ) -> None:
-        self.stats = ExchangeStats()
-        self._center, self._local, self._alpha, self._tau = center, local, alpha, tau
-        self._joined = joined
-        self._pending = False
-
-    def before_forward(self, step: int) -> None:
-        if step % self._tau == 0:
-            self._meet()
-
-    def gradients_ready(self, step: int) -> None:
-        pass
-
-    def after_update(self, step: int) -> None:
-        self._pending = True  # the center has not seen this update
-
-    def center(self, out: F32) -> None:
-        self._center.read(out)
-
-    def finish(self) -> None:
-        """One more exchange when updates were made since the last: a large tau loses no work at the end."""
-        if self._pending:
-            self._meet()
-        self._settle()
-        if self._joined:
-            self._joined()
-
-    def _meet(self) -> None:
-        with self.stats.exchange():
-            self._exchange()
-        self._pending = False
-
-    def _exchange(self) -> None:
-        raise NotImplementedError
-
-    def _settle(self) -> None:
-        """Return when the center has every increment of this worker."""
-
-
-class Seasgd(_Spring):
+class Seasgd(Spring):
     """The three equations in one pass over memory, chunk by chunk, each chunk under its lock.
 
     d is computed from the W_g that it is added to, so no difference is ever stale.
@@ -104,53 +58,68 @@ class Seasgd(_Spring):
         self,
         center: Segment,
         local: F32,
-        alpha: float,
+        alpha: float | Alpha,
         tau: int = 1,
         *,
         threads: int = 1,
         joined: Callable[[], None] | None = None,
+        policy: Staleness | None = None,
     ) -> None:
         """``local`` is as long as ``center``; ``joined`` is called at the end and waits for the others."""
-        super().__init__(center, local, alpha, tau, joined)
-        self._threads = threads
+        super().__init__(center, local, tau, joined)
+        self._move = Move(center, alpha, self.stats, threads=threads, policy=policy)
+
+    def before_forward(self, step: int) -> None:
+        self._meet_when_due(step)
 
     def _exchange(self) -> None:
-        self._center.exchange(self._local, self._alpha, threads=self._threads)
-        self.stats.saw(self._center.staleness)
+        self._move(self._local)
 
 
-class PaperSeasgd(_Spring):
+class PaperSeasgd(Spring):
     """The paper's own sequence, with its two threads: the reference for the fused exchange.
 
     main thread    waits for the update thread; T1 reads W_g; T2 computes (5) and (6); T3 wakes the update
                    thread; T4, T5 forward, backward and local update
     update thread  T.A1 writes d to the worker's own segment; T.A2 asks for (7); T.A4 learns that it is done
 
-    The read of W_g is never overlapped with the computation: a W_g read ahead is staler and hurts learning.
+    The read of W_g is not overlapped with the computation: a W_g read ahead is staler and hurts learning.
+    With ``--exchange read-ahead`` it is: the update thread reads W_g once it has added d, and T1 finds it.
     """
 
     def __init__(
         self,
         center: Segment,
         local: F32,
-        alpha: float,
+        alpha: float | Alpha,
         tau: int = 1,
         *,
         update: UpdateThread,
         joined: Callable[[], None] | None = None,
     ) -> None:
         """``local`` is as long as ``center``; ``update`` is closed at the end; ``joined`` as in Seasgd."""
-        super().__init__(center, local, alpha, tau, joined)
+        super().__init__(center, local, tau, joined)
+        self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
         self._update = update
         self._global: F32 = np.empty_like(local)
         self._delta: F32 = np.empty_like(local)
 
+    def before_forward(self, step: int) -> None:
+        self._meet_when_due(step)
+
     def _exchange(self) -> None:
         self._wait()
-        version = self._center.version
-        self._center.read(self._global)
-        elastic_pull(self._local, self._global, self._alpha, out=self._delta)
+        version = self._read()
+        elastic_pull(self._local, self._global, self._alpha(), out=self._delta)
         self._update.start(self._delta, version)
+
+    def _read(self) -> int:
+        """W_g and its version; from memory when it was read ahead."""
+        found = self._update.found(self._global)
+        if found is None:
+            found = self._center.version
+            self._center.read(self._global)
+        return found
 
     def _wait(self) -> None:
         staleness = self._update.wait()
@@ -159,4 +128,47 @@ class PaperSeasgd(_Spring):
 
     def _settle(self) -> None:
         self._wait()
+        self._update.close()
+
+
+class OverlappedSeasgd(Spring):
+    """The whole exchange in a second thread, while the main one computes:
+
+    d(t)      = alpha (W_x(t) - W_g)        W_x(t): a copy of the weights at the exchange
+    W_g       = W_g + d(t)
+    W_x(t+1)  = W_x(t) - eta G_x(W_x(t)) - d(t)
+
+    d reaches W_x before the next forward pass: the gradient is that of the weights before the move, as in
+    EASGD, and nothing but that waits. With tau above 1 it reaches W_x when the next exchange is due.
+    """
+
+    def __init__(
+        self,
+        center: Segment,
+        local: F32,
+        alpha: float | Alpha,
+        tau: int = 1,
+        *,
+        update: WholeExchange,
+        joined: Callable[[], None] | None = None,
+    ) -> None:
+        """As PaperSeasgd's."""
+        super().__init__(center, local, tau, joined)
+        self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
+        self._update = update
+
+    def before_forward(self, step: int) -> None:
+        self._meet_when_due(step)
+
+    def _exchange(self) -> None:
+        self._take()
+        self._update.start(self._local, self._alpha())
+
+    def _take(self) -> None:
+        staleness = self._update.take(self._local)
+        if staleness is not None:
+            self.stats.saw(staleness)
+
+    def _settle(self) -> None:
+        self._take()
         self._update.close()

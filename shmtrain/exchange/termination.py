@@ -62,8 +62,8 @@ class Place:
     max_iter: int
 
 
-class _Rank:
-    """What both ways of counting write into this worker's row."""
+class RankCounting:
+    """What all ways of counting write into this worker's row."""
 
     def __init__(self, place: Place) -> None:
         self._progress, self._rank = place.progress, place.rank
@@ -94,7 +94,7 @@ class _Rank:
         return self._start + self._progress.rows().total
 
 
-class SharedCounting(_Rank):
+class SharedCounting(RankCounting):
     """Iterations start .. max_iter-1, each given to one worker once.
 
     What a worker had claimed when it died is lost with it (less than a quota) and counts as done.
@@ -124,7 +124,7 @@ class SharedCounting(_Rank):
         return True
 
 
-class RuleCounting(_Rank):
+class RuleCounting(RankCounting):
     """The paper's rules: each worker counts for itself and looks at the others before each iteration.
 
     The job's iteration that a claim gives (for the learning rate) is the number done by all, below max_iter.

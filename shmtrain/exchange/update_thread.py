@@ -1,10 +1,12 @@
-"""The second thread of the paper's worker: it carries increments to the center while the worker computes."""
+"""The second thread of a worker: it carries increments to the center while the worker computes."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+import numpy as np
 
 from shmtrain.exchange.base import F32
 from smb.errors import SmbError, WaitTimeout
@@ -13,35 +15,21 @@ if TYPE_CHECKING:
     from smb import Segment
 
 TIMEOUT = 60.0
+OpenPair = Callable[[], "tuple[Segment, Segment]"]
+Job = TypeVar("Job")
 
 
-class UpdateThread:
-    """Asleep until it is given an increment, which it writes to the worker's own segment and has accumulated.
+class _Second(Generic[Job]):
+    """A thread that is asleep until it is given a job. One thread calls its methods."""
 
-    One thread calls start, wait and close. The array handed to ``start`` must not change until ``wait`` has
-    returned.
-    """
-
-    def __init__(self, open_pair: Callable[[], tuple[Segment, Segment]]) -> None:
-        """``open_pair`` gives the worker's own segment and the center, both of the same length.
-
-        It is called in the update thread, which so gets a connection of its own.
-        """
-        self._open_pair = open_pair
+    def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._delta: F32 | None = None
-        self._read = 0
+        self._job: Job | None = None
         self._staleness: int | None = None
         self._closing = False
         self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="update", daemon=True)
         self._thread.start()
-
-    def start(self, delta: F32, read: int) -> None:
-        """Carry ``delta`` to the center; ``read`` is the version of the W_g that it was computed from."""
-        with self._changed:
-            self._delta, self._read = delta, read
-            self._changed.notify_all()
 
     def wait(self, timeout: float = TIMEOUT) -> int | None:
         """Return when no increment is under way: the staleness of the last one, or None when told before.
@@ -51,7 +39,7 @@ class UpdateThread:
         Raises the update thread's own error, and WaitTimeout after ``timeout`` seconds.
         """
         with self._changed:
-            idle = self._changed.wait_for(lambda: self._delta is None or self._error is not None, timeout)
+            idle = self._changed.wait_for(lambda: self._job is None or self._error is not None, timeout)
             if self._error is not None:
                 raise self._error
             if not idle:
@@ -65,26 +53,115 @@ class UpdateThread:
             self._changed.notify_all()
         self._thread.join(TIMEOUT)
 
+    def _give(self, job: Job) -> None:
+        with self._changed:
+            self._job = job
+            self._changed.notify_all()
+
     def _run(self) -> None:
         try:
-            own, center = self._open_pair()
-            while (delta := self._next()) is not None:
-                own.write(delta)
-                self._done(center.accumulate(own) - self._read - 1)
+            self._open()
+            while (job := self._next()) is not None:
+                self._done(self._carry(job))
         except (SmbError, OSError) as error:
             self._failed(error)
 
-    def _next(self) -> F32 | None:
+    def _open(self) -> None:
+        """In the second thread, before the first job."""
+        raise NotImplementedError
+
+    def _carry(self, job: Job) -> int:
+        """Do one job; the staleness."""
+        raise NotImplementedError
+
+    def _next(self) -> Job | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._delta is not None or self._closing)
-            return self._delta
+            self._changed.wait_for(lambda: self._job is not None or self._closing)
+            return self._job
 
     def _done(self, staleness: int) -> None:
         with self._changed:
-            self._delta, self._staleness = None, staleness
+            self._job, self._staleness = None, staleness
             self._changed.notify_all()
 
     def _failed(self, error: Exception) -> None:
         with self._changed:
             self._error = error
             self._changed.notify_all()
+
+
+class UpdateThread(_Second[tuple[F32, int]]):
+    """Writes increments to the worker's own segment and has them accumulated.
+
+    The array handed to ``start`` must not change until ``wait`` has returned.
+    """
+
+    def __init__(self, open_pair: OpenPair, ahead: F32 | None = None) -> None:
+        """``open_pair`` gives the worker's own segment and the center, both of the same length.
+
+        It is called in the update thread, which so gets a connection of its own. The center is read into
+        ``ahead``, if given, after each increment.
+        """
+        self._open_pair, self._ahead = open_pair, ahead
+        self._version: int | None = None  # of what was read ahead
+        super().__init__()
+
+    def start(self, delta: F32, read: int) -> None:
+        """Carry ``delta`` to the center; ``read`` is the version of the W_g that it was computed from."""
+        self._give((delta, read))
+
+    def found(self, out: F32) -> int | None:
+        """After ``wait``: the center as it was read ahead into ``out``, and its version; None without one."""
+        version, self._version = self._version, None
+        if version is not None and self._ahead is not None:
+            np.copyto(out, self._ahead)
+        return version
+
+    def _open(self) -> None:
+        self._own, self._center = self._open_pair()
+
+    def _carry(self, job: tuple[F32, int]) -> int:
+        delta, read = job
+        self._own.write(delta)
+        staleness = self._center.accumulate(self._own) - read - 1
+        if self._ahead is not None:
+            version = self._center.version
+            self._center.read(self._ahead)
+            self._version = version
+        return staleness
+
+
+class WholeExchange(_Second[tuple[F32, float]]):
+    """Exchanges a copy of the weights; the worker takes what the copy has moved by."""
+
+    def __init__(self, open_pair: OpenPair, threads: int = 1) -> None:
+        """``open_pair`` as for UpdateThread."""
+        self._open_pair, self._threads = open_pair, threads
+        self._moved: F32 | None = None
+        self._before: F32 | None = None
+        super().__init__()
+
+    def start(self, local: F32, alpha: float) -> None:
+        """Begin to exchange a copy of ``local``, which may change at once."""
+        if self._before is None:
+            self._before = np.empty_like(local)
+        np.copyto(self._before, local)
+        self._give((self._before.copy(), alpha))
+
+    def take(self, local: F32) -> int | None:
+        """Wait for the exchange begun last, and move ``local`` by it; its staleness, None without one."""
+        staleness = self.wait()
+        if self._moved is not None and self._before is not None:
+            self._before -= self._moved
+            local -= self._before
+            self._moved = None
+        return staleness
+
+    def _open(self) -> None:
+        _, self._center = self._open_pair()
+
+    def _carry(self, job: tuple[F32, float]) -> int:
+        copy, alpha = job
+        self._center.exchange(copy, alpha, threads=self._threads)
+        self._moved = copy
+        return self._center.staleness

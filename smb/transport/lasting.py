@@ -66,6 +66,7 @@ class LastingTransport:
         self.patient = True
         self._path, self._options = path, options
         self._standing = Standing(path, options)
+        self._standing.ask(protocol.Inherit(0, 0, True))  # who will come back is waited for
         self._changed = threading.Condition()
         self._look = threading.Event()
         self._failed = ""  # the TransportError after which nothing works any more

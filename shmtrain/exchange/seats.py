@@ -1,0 +1,110 @@
+"""Means through the box: each worker writes its vector at a seat of its own, and all read the seats.
+
+There is no collective to hang in. A table says which step each worker has written last; who waits looks
+there, and at the job's rows for those that have died. What a dead worker had begun to write is not
+counted, so it is never half in a mean. All sum the same seats in the same order: their results are equal
+to the last bit.
+
+A seat has two halves that are used in turns: a worker writes step t + 2 only after all have written t +
+1, and so have read t.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from shmtrain.crowd import LOOK, Crowd
+from shmtrain.exchange.base import F32
+from smb.errors import WaitTimeout
+
+if TYPE_CHECKING:
+    from smb import Segment
+
+I64 = npt.NDArray[np.int64]
+COLUMNS = 4  # of the table; a row's first two: the step written last in each half, plus 1
+
+
+class Seats:
+    """The seats ``name`` of a job, for vectors of ``count`` floats."""
+
+    def __init__(self, crowd: Crowd, name: str, count: int, threads: int = 1) -> None:
+        self.crowd, self._name, self._count, self._threads = crowd, name, count, threads
+        self._table = crowd.box.create(
+            crowd.key(name),
+            count=(crowd.world + 1) * COLUMNS,
+            dtype="int64",
+            lifetime="attached",
+            or_attach=True,
+        )
+        self._seats: dict[int, Segment] = {crowd.rank: self._seat(crowd.rank)}
+        self._other: F32 = np.empty(count, np.float32)
+
+    def _seat(self, rank: int) -> Segment:
+        """Whoever comes first makes it: it must outlive its worker until all have read it."""
+        key, count = self.crowd.key(f"{self._name}/{rank}"), max(2 * self._count, 1)
+        return self.crowd.box.create(key, count=count, lifetime="attached", or_attach=True)
+
+    def mean(self, step: int, vector: F32, out: F32) -> list[int]:
+        """The mean of all living workers' vectors of ``step``; who they are.
+
+        vector, out  (count,) float32; may be the same array
+
+        Raises WaitTimeout naming who did not come.
+        """
+        self.write(step, vector)
+        self.put(self.crowd.rank, step % 2, step + 1)
+        members = self._all(step)
+        self.average(step, members, out)
+        return members
+
+    def _all(self, step: int) -> list[int]:
+        wait = self.crowd.wait(f"step {step}")
+        while True:
+            version = self._table.version
+            rows = self.crowd.rows  # before the table: the seat of one that has gone stays as it is
+            written = self.table()[:-1, :2].max(axis=1)
+            here = [rank for rank, last in enumerate(written) if last > step]
+            missing = [r for r in range(self.crowd.world) if r not in here and not rows.gone(r)]
+            if not missing:
+                return here
+            wait.check(missing, rows)
+            self.sleep(version)
+
+    # The parts -------------------------------------------------------------------------------------------
+
+    def write(self, step: int, vector: F32) -> None:
+        self._seats[self.crowd.rank].write(vector, offset=step % 2 * self._count, threads=self._threads)
+
+    def average(self, step: int, members: list[int], out: F32) -> None:
+        """The mean of the members' seats of ``step``, summed in the order of their ranks."""
+        offset = step % 2 * self._count
+        for place, rank in enumerate(members):
+            if rank not in self._seats:
+                self._seats[rank] = self._seat(rank)
+            self._seats[rank].read(self._other if place else out, offset=offset, threads=self._threads)
+            if place:
+                out += self._other
+        out /= np.float32(len(members))
+
+    def table(self) -> I64:
+        """(world + 1, COLUMNS) int64; the last row is the job's own."""
+        table = np.empty((self.crowd.world + 1) * COLUMNS, np.int64)
+        self._table.read(table)
+        return table.reshape(-1, COLUMNS)
+
+    def put(self, row: int, column: int, value: int) -> None:
+        self._table.write(np.array([value], np.int64), offset=row * COLUMNS + column)
+
+    @property
+    def version(self) -> int:
+        """Of the table."""
+        return self._table.version
+
+    def sleep(self, version: int) -> None:
+        """Until the table has changed since ``version``; LOOK seconds at most: the dead change nothing."""
+        with suppress(WaitTimeout):
+            self._table.wait(version + 1, LOOK)

@@ -1,0 +1,217 @@
+"""What a way of sharing weights may be told besides alpha and tau, checked and frozen. Loads no torch.
+
+``METHODS`` names every way, where its code is, which options are its own and what holds by default. An option
+of another way is refused: it would be passed over in silence otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+from shmtrain.lr_rule import DEFAULT_RULE
+from shmtrain.options import ConfigError, MethodOptions, choice
+
+if TYPE_CHECKING:
+    from shmtrain.config import Sharing
+
+WAYS = ("fused", "paper", "read-ahead", "overlapped")
+SERVERS = ("sgd", "adagrad")
+STALENESS = ("none", "inverse", "exponential", "drop", "bounded")
+MAX_ALPHA = 0.99
+BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
+ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start"})
+MEAN = "the mean gradient of {workers} x {batch} images makes one step of the job"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One way of sharing.
+
+    module    holds ``open_exchange(meeting)``
+    title     its name and source, for the help and the log
+    rule      the learning-rate rule for N workers where none is given
+    batch     what one step means to the center, for the log; {batch} images of each of {workers} workers
+    options   fields of MethodOptions, and alpha, tau and exchange, that are its own
+    tau       update interval where none is given
+    lockstep  all make the same steps: iterations are counted by the steps, not claimed
+    """
+
+    module: str
+    title: str
+    rule: str
+    batch: str
+    options: frozenset[str]
+    tau: int = 1
+    lockstep: bool = False
+
+    def has(self, option: str) -> bool:
+        return option in self.options or (option == "termination" and not self.lockstep)
+
+
+METHODS = {
+    "seasgd": Entry(
+        "seasgd", "SEASGD (ShmCaffe-A, 2018)", DEFAULT_RULE,
+        "each worker steps on {batch} images of its own; the center follows {workers} of them",
+        ELASTIC | {"exchange"},
+    ),
+    "easgd": Entry(
+        "easgd", "asynchronous EASGD (Zhang et al. 2015)", DEFAULT_RULE,
+        "each worker steps on {batch} images of its own; the center follows {workers} of them",
+        ELASTIC,
+    ),
+    "eamsgd": Entry(
+        "eamsgd", "EAMSGD (Zhang et al. 2015)", DEFAULT_RULE,
+        "each worker steps on {batch} images of its own; the center follows {workers} of them",
+        ELASTIC,
+    ),
+    "downpour": Entry(
+        "downpour", "Downpour SGD (DistBelief, 2012)", "none",
+        "the center takes every step of {batch} images of every worker",
+        frozenset({"n_fetch", "n_push", "server", "server_rate", "staleness", "warm_start"}),
+    ),
+    "sync": Entry(
+        "sync", "synchronous SGD through the box (backup workers: Chen et al. 2016)", DEFAULT_RULE, MEAN,
+        frozenset({"backup_workers"}), lockstep=True,
+    ),
+    "allreduce": Entry(
+        "allreduce", "synchronous SGD by allreduce (gloo)", DEFAULT_RULE, MEAN,
+        frozenset({"bucket_mib"}), lockstep=True,
+    ),
+    "hybrid": Entry(
+        "hybrid", "HSGD (ShmCaffe-H, 2018)", DEFAULT_RULE,
+        "a group's mean gradient makes one step of the group; the center follows the groups",
+        frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness"}), lockstep=True,
+    ),
+    "diloco": Entry(
+        "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "none",
+        "each worker makes tau steps on {batch} images of its own; their mean change is one outer step",
+        frozenset({"tau", "outer_lr", "outer_momentum", "asynchronous", "outer_buffer", "staleness"}), tau=50,
+        lockstep=True,
+    ),
+    "local": Entry(
+        "local", "workers that never meet (the control)", "none",
+        "each worker steps on {batch} images of its own; the one that leads is tested and saved", frozenset(),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Method:
+    """The options of the chosen way; those of other ways stand at their defaults.
+
+    beta            alpha = beta / (workers that take part), as they come and go; None: alpha is fixed
+    warm_start      iterations of the job that the leading worker makes alone, before the others begin
+    staleness       what becomes of an old increment: none, inverse, exponential:R, drop:S, bounded:S
+    n_fetch, n_push steps between two reads of the center, and between two pushes to it
+    server          how the center takes a push: ``sgd`` adds it, ``adagrad`` divides by its own history
+    server_rate     the rate of ``adagrad``; None: the solver's base_lr
+    backup_workers  b of the workers may come too late in each step: their gradients are dropped
+    group_size      workers of one synchronous group
+    outer_*         rate, momentum and (asynchronous) buffer of the outer step; buffer 0: one of each worker
+    bucket_mib      MiB of one allreduce
+    wait_limit      seconds after which a wait for other workers ends with an error that names them
+    """
+
+    beta: float | None = BETA
+    warm_start: int = 0
+    staleness: str = "none"
+    n_fetch: int = 1
+    n_push: int = 1
+    server: str = "sgd"
+    server_rate: float | None = None
+    backup_workers: int = 0
+    group_size: int = 2
+    outer_lr: float = 0.7
+    outer_momentum: float = 0.9
+    asynchronous: bool = False
+    outer_buffer: int = 0
+    bucket_mib: float = 4.0
+    wait_limit: float = 300.0
+
+
+def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions) -> Method:
+    """The options with the defaults filled in. Raises ConfigError."""
+    entry = METHODS[choice("--algorithm", algorithm, METHODS)]
+    told = {f.name: v for f in fields(given) if (v := getattr(given, f.name)) is not None}
+    own(algorithm, told.keys() - {"wait_limit"})
+    if alpha_given and "beta" in told:
+        raise ConfigError(
+            "--alpha and --beta exclude one another: beta divides by the workers that take part"
+        )
+    filled = Method(**{**({"beta": None} if alpha_given else {}), **told})
+    _check(filled, entry, workers)
+    return filled
+
+
+def own(algorithm: str, told: Iterable[str]) -> None:
+    """Refuse the options that another way has."""
+    for name in told:
+        if not METHODS[algorithm].has(name):
+            owners = ", ".join(other for other, entry in METHODS.items() if entry.has(name))
+            raise ConfigError(f"--{name.replace('_', '-')} is an option of {owners}, not of {algorithm}")
+
+
+def moving_rate(algorithm: str, workers: int, m: Method) -> float:
+    """alpha = beta / N, N being the workers or their groups; below 1 for one alone, whatever beta says."""
+    size = m.group_size if algorithm == "hybrid" else 1
+    return min((m.beta or BETA) / -(-max(workers, 1) // size), MAX_ALPHA)
+
+
+def _check(m: Method, entry: Entry, workers: int) -> None:
+    at_least = {"warm_start": 0, "n_fetch": 1, "n_push": 1, "backup_workers": 0, "group_size": 1}
+    for name, lowest in {**at_least, "outer_buffer": 0}.items():
+        if getattr(m, name) < lowest:
+            raise ConfigError(f"--{name.replace('_', '-')} {getattr(m, name)}: must be at least {lowest}")
+    for name in ("outer_lr", "wait_limit", "bucket_mib", "beta", "server_rate"):
+        value = getattr(m, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise ConfigError(f"--{name.replace('_', '-')} {value:g}: must be above 0")
+    if not 0 <= m.outer_momentum < 1:
+        raise ConfigError(f"--outer-momentum {m.outer_momentum:g}: must lie in [0, 1)")
+    if entry.module == "diloco" and not m.asynchronous and (m.staleness != "none" or m.outer_buffer):
+        raise ConfigError("--staleness and --outer-buffer need --asynchronous: otherwise nothing is stale")
+    if m.backup_workers and m.backup_workers >= workers:
+        raise ConfigError(f"--backup-workers {m.backup_workers} of {workers} workers leaves none to wait for")
+    choice("--server", m.server, SERVERS)
+    parse_staleness(m.staleness)
+
+
+def parse_staleness(text: str) -> tuple[str, float]:
+    """(kind, its number) of ``none``, ``inverse``, ``exponential:R``, ``drop:S`` or ``bounded:S``."""
+    kind, colon, number = text.partition(":")
+    choice("--staleness", kind, STALENESS)
+    needs = kind not in ("none", "inverse")
+    try:
+        value = float(number) if colon else 0.0
+    except ValueError:
+        value = -1.0
+    if needs != bool(colon) or not 0 <= value < float("inf") or (kind == "exponential" and value == 0):
+        raise ConfigError(
+            f"--staleness {text!r} is none of none, inverse, exponential:R (R > 0), drop:S, bounded:S"
+        )
+    return kind, value
+
+
+def describe(algorithm: str, workers: int, batch: int, m: Method) -> str:
+    """What a step of this way means: the line of the log about batches."""
+    entry = METHODS[algorithm]
+    workers -= m.backup_workers
+    return f"{entry.title}: {entry.batch.format(workers=workers, batch=batch)}"
+
+
+def figures(sharing: Sharing) -> list[str]:
+    """The numbers that an algorithm goes by, as words; what stands at a default of no effect is left out."""
+    entry, m = METHODS[sharing.algorithm], sharing.method
+    words = {"exchange": sharing.exchange, "alpha": f"alpha {sharing.alpha:g}", "tau": f"tau {sharing.tau}"}
+    if m.beta is not None:
+        words["beta"] = f"alpha follows {m.beta:g}/N"
+    shown = [text for name, text in words.items() if name in entry.options]
+    for field in fields(m):
+        value = getattr(m, field.name)
+        if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none"):
+            shown.append(f"{field.name.replace('_', ' ')} {value}".removesuffix(" True"))
+    if not entry.lockstep:
+        shown.append(f"termination {sharing.termination}")
+    return shown
