@@ -34,8 +34,11 @@ from smb.errors import (
 if TYPE_CHECKING:
     from smb.client import Box, Segment
     from smb.embedded import connect, serve
+    from smb.limits import Limits
+    from smb.options import ServeOptions
     from smb.protocol import Stat
     from smb.server import Daemon
+    from smb.tls import Tls
     from smb.waiting import Counter, Lock
 
 __version__ = "0.1.0"
@@ -46,6 +49,7 @@ __all__ = [
     "Counter",
     "Daemon",
     "KeyExists",
+    "Limits",
     "Lock",
     "NonFinite",
     "NotPermitted",
@@ -56,8 +60,10 @@ __all__ = [
     "RequestError",
     "Restarted",
     "Segment",
+    "ServeOptions",
     "SmbError",
     "Stat",
+    "Tls",
     "TransportError",
     "TypeMismatch",
     "UnknownKey",
@@ -73,6 +79,9 @@ _LAZY = {
     "Segment": "smb.client",
     "Daemon": "smb.server",
     "Stat": "smb.protocol",
+    "Limits": "smb.limits",
+    "ServeOptions": "smb.options",
+    "Tls": "smb.tls",
     "connect": "smb.embedded",
     "serve": "smb.embedded",
 }

@@ -86,7 +86,8 @@ def sanitized() -> Path:
     """The extension, built once more with the address sanitizer."""
     target = ROOT / "build" / "asan"
     flags = "-fsanitize=address -fno-omit-frame-pointer -O1 -g --coverage"
-    environment = {**os.environ, "CFLAGS": flags, "LDFLAGS": "-fsanitize=address --coverage"}
+    environment = {**os.environ, "LDFLAGS": "-fsanitize=address --coverage"}
+    environment |= {"CFLAGS": flags, "CXXFLAGS": flags}  # setuptools takes one or the other
     for old in target.rglob("*.gcda"):
         old.unlink()
     command = [
@@ -94,6 +95,7 @@ def sanitized() -> Path:
         "setup.py",
         "-q",
         "build_ext",
+        "--force",
         "-b",
         str(target),
         "-t",
@@ -101,15 +103,21 @@ def sanitized() -> Path:
     ]
     subprocess.run(command, cwd=ROOT, env=environment, check=True)
     (built,) = target.glob("smb/_native*.so")
+    if b"__asan_report" not in built.read_bytes():
+        raise SystemExit(f"{built} was built without the sanitizer")
     return built
+
+
+def shared_library(name: str) -> str:
+    """Both go in first: the sanitizer looks for C++'s throw as soon as it is loaded."""
+    words = ["gcc", f"-print-file-name=lib{name}.so"]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def again_with(extension: Path) -> int:
     """Run this program anew, on ``extension``, with the sanitizer's library loaded first."""
-    library = subprocess.run(
-        ["gcc", "-print-file-name=libasan.so"], capture_output=True, text=True, check=True
-    )
-    environment = {**os.environ, "LD_PRELOAD": library.stdout.strip(), "ASAN_OPTIONS": "detect_leaks=0"}
+    environment = {**os.environ, "LD_PRELOAD": " ".join(map(shared_library, ("asan", "stdc++")))}
+    environment["ASAN_OPTIONS"] = "detect_leaks=0"
     environment["SMB_SOAK_EXTENSION"] = str(extension)
     return subprocess.run([sys.executable, *sys.argv], env=environment, check=False).returncode
 

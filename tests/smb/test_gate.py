@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import logging
 import os
 import socket
@@ -354,3 +355,17 @@ def test_an_address_that_others_reach_needs_a_token_or_client_certificates(
 def test_a_visit_shows_no_secret() -> None:
     assert "0123456789abcdef" not in repr(Terms(TOKEN))
     assert Visit.__repr__ is object.__repr__
+
+
+def test_a_proof_is_compared_in_constant_time(come: Come, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At both ends by hmac.compare_digest, whose time does not tell how much of a guess is right."""
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(a: bytes, b: bytes) -> bool:
+        compared.append((a, b))
+        return a == b
+
+    monkeypatch.setattr(hmac, "compare_digest", compare)
+    auth.introduce(come().request, Credential(TOKEN, True))
+    assert len(compared) == 2
+    assert all(len(a) == len(b) == protocol.NONCE for a, b in compared)
