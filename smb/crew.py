@@ -7,11 +7,17 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
 
-from smb.errors import NonFinite, OutOfMemory, Restarted, SmbError, TransportError, WaitTimeout
+from smb.errors import Away, NonFinite, OutOfMemory, Restarted, SmbError, TransportError, WaitTimeout
 from smb.transport.base import named
 
 T = TypeVar("T")
-NAMED = (TransportError, Restarted, OutOfMemory, WaitTimeout)  # errors of which one wants to know the daemon
+NAMED = (
+    TransportError,
+    Restarted,
+    Away,
+    OutOfMemory,
+    WaitTimeout,
+)  # errors of which one wants to know the daemon
 
 
 class Crew:

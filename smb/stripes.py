@@ -73,6 +73,15 @@ class StripedTransport:
         self._segments: dict[int, list[int]] = {}  # our number -> the stripes' numbers
         self._numbers = itertools.count(1)
 
+    @property
+    def patient(self) -> bool:
+        return all(transport.patient for transport in self._transports)
+
+    @patient.setter
+    def patient(self, wait: bool) -> None:
+        for transport in self._transports:
+            transport.patient = wait
+
     # Requests
 
     def call(self, request: object, timeout: float) -> Any:

@@ -112,7 +112,12 @@ def box(connect: Connect) -> Box:
 @pytest.fixture
 def process(folder: Path) -> Iterator[ServeProcess]:
     """A daemon in a process of its own, as `smb serve` runs it."""
-    with ServeProcess(folder / "box.sock", "--lease", "2") as daemon:
+    token = folder / "token"
+    token.write_bytes(TOKEN)
+    token.chmod(0o600)
+    words = ["--lease", "2", "--tcp", "127.0.0.1:0", "--token", str(token)]
+    with ServeProcess(folder / "box.sock", *words) as daemon:
+        daemon.more = {"SMB_TOKEN_FILE": str(token)}
         yield daemon
 
 
