@@ -80,6 +80,7 @@ class ServeProcess(Program):
         super().__init__("-m", "smb.cli", "serve", "--unix", str(path), *options)
         self.path, self.address = path, f"unix:{path}"
         self.addresses: list[str] = []
+        self.more: dict[str, str] = {}  # what clients need in their environment
 
     def __enter__(self) -> ServeProcess:
         words = self.line().split()

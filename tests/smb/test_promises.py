@@ -1,4 +1,4 @@
-"""What holds when processes race, stop and die (design: promises 1, 2, 3 and 5), over shared memory."""
+"""What holds when processes race, stop and die (design: promises 1, 2, 3 and 5)."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import pytest
 import smb
 from smb.client import Box, Segment
 from smb.segment import CHUNK_BYTES
+from tests.smb.conftest import TOKEN
 from tests.smb.processes import Program, ServeProcess, client, state, wait_for
 
 pytestmark = pytest.mark.stress
@@ -31,6 +32,7 @@ def box(process: ServeProcess) -> Iterator[Box]:
 # Conservation --------------------------------------------------------------------------------------------
 
 WORKERS, ROUNDS, COUNT = 8, 200, 1_000_000
+MIXES = {"shm": (0, COUNT), "tcp": (WORKERS, 200_000), "shm and tcp": (WORKERS // 2, 400_000)}  # by tcp; size
 
 EXCHANGER = """
 rank, rounds = int(sys.argv[1]), int(sys.argv[2])
@@ -50,11 +52,22 @@ print("done")
 """
 
 
-def test_the_sum_of_all_weights_is_kept_element_by_element(process: ServeProcess, box: Box) -> None:
+@pytest.mark.parametrize("mix", MIXES)
+def test_the_sum_of_all_weights_is_kept_element_by_element(process: ServeProcess, box: Box, mix: str) -> None:
     """sum W_x + W_g - everything that was put in = 0; float32 rounding stays far below one lost increment."""
-    center = box.create("center", COUNT)
-    words = [[str(rank), str(ROUNDS), str(WORKERS)] for rank in range(WORKERS)]
-    programs = [client(process.address, EXCHANGER, *w) for w in words]
+    by_tcp, count = MIXES[mix]
+    center = box.create("center", count)
+    programs = [
+        client(
+            process.addresses[rank < by_tcp],
+            EXCHANGER,
+            str(rank),
+            str(ROUNDS),
+            str(WORKERS),
+            more=process.more,
+        )
+        for rank in range(WORKERS)
+    ]
     try:
         assert [program.line() for program in programs] == ["done"] * WORKERS
     finally:
@@ -77,9 +90,11 @@ print("done")
 """
 
 
-def test_concurrent_accumulates_lose_no_update(process: ServeProcess, box: Box) -> None:
+@pytest.mark.parametrize("by_tcp", [0, 2, 4])
+def test_concurrent_accumulates_lose_no_update(process: ServeProcess, box: Box, by_tcp: int) -> None:
     center = box.create("center", COUNT)
-    programs = [client(process.address, ADDER) for _ in range(4)]
+    addresses = [process.addresses[rank < by_tcp] for rank in range(4)]
+    programs = [client(address, ADDER, more=process.more) for address in addresses]
     try:
         assert [program.line() for program in programs] == ["done"] * 4
     finally:
@@ -145,6 +160,47 @@ def test_a_worker_killed_inside_a_chunk_leaves_the_center_whole(process: ServePr
         check_killed_worker(process, box, center, rank)
     with client(process.address, "print(box.attach('center').count)") as late:
         assert late.line() == "4000000"
+
+
+def test_a_remote_worker_killed_anywhere_leaves_every_chunk_whole(process: ServeProcess, box: Box) -> None:
+    """The daemon moves each chunk as a whole: nothing is half done, wherever the client was."""
+    center = box.create("center", 1_000_000)
+    fresh = np.random.default_rng(11)
+    for rank in range(4):
+        center.write(np.zeros(center.count, F32))
+        with client(process.addresses[1], SWAPPER, str(rank), more=process.more) as worker:
+            assert worker.line() == "ready"
+            time.sleep(float(fresh.uniform(0.0, 0.05)))
+            worker.kill()
+        assert mixed_chunks(center.read()) == 0
+        center.write(np.zeros(center.count, F32))  # every chunk can be locked
+        assert center._attachment.holders() == []
+    assert wait_for(lambda: [row["name"] for row in box.sessions()] == ["parent"], 6)  # the lease is 2 s
+    assert box.list() == ["center"]  # their own segments were freed
+
+
+def test_a_remote_reader_never_sees_a_torn_chunk(process: ServeProcess, box: Box) -> None:
+    """Within a chunk all elements are of one update, though local and remote writers are at it."""
+    box.create("center", 300_000, lifetime="stay")
+    codes = [
+        "center = box.attach('center')\nprint('in')\n"
+        "while True:\n  for v in range(8): center.write(np.full(center.count, v, np.float32))"
+    ] * 2
+    programs = [client(process.addresses[i], code, more=process.more) for i, code in enumerate(codes)]
+    try:
+        assert [program.line() for program in programs] == ["in", "in"]
+        with smb.connect(process.addresses[1], token=TOKEN) as remote:
+            reader, seen = remote.attach("center", readonly=True), set[float]()
+            for _ in range(200):
+                values = reader.read()
+                for start in range(0, len(values), PER_CHUNK):
+                    chunk = values[start : start + PER_CHUNK]
+                    assert chunk.min() == chunk.max()
+                    seen.add(float(chunk[0]))
+        assert len(seen) > 3
+    finally:
+        for program in programs:
+            program.__exit__(None, None, None)
 
 
 def test_a_reader_gets_past_a_writer_killed_inside_a_chunk(process: ServeProcess, box: Box) -> None:
