@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -188,12 +189,12 @@ def test_a_missed_exchange_is_told_once_and_the_last_one_is_insisted_on() -> Non
             self.before_forward(0)
             self.finished += 1
 
-    box, exchange = type("Box", (), {"patient": True})(), Meets()
+    box, exchange = Mock(patient=True), Meets()
     lines: list[str] = []
-    grace = Grace(box, "Worker 0", lines.append)  # type: ignore[arg-type]
+    grace = Grace(box, "Worker 0", lines.append)
     grace.begin()
     missing = Missing(exchange, grace)  # type: ignore[arg-type]
-    assert box.patient is False
+    assert not box.patient
     exchange.errors = [smb.Away("gone")] * 3
     for step in range(5):
         missing.before_forward(step)
@@ -204,5 +205,5 @@ def test_a_missed_exchange_is_told_once_and_the_last_one_is_insisted_on() -> Non
     exchange.errors = [smb.Restarted("dropped")]
     missing.finish()
     assert exchange.finished == 1
-    assert box.patient is True
+    assert box.patient
     assert lines[2:] == ["Worker 0: dropped"]

@@ -182,6 +182,17 @@ def test_what_the_dead_left_locked_and_half_written_is_mended_when_it_comes_back
             assert time.monotonic() - began < 5
 
 
+def test_memory_is_mended_before_anybody_else_gets_it(folder: Path) -> None:
+    memory = Mapping.create(1000, "float32")
+    dead = threading.Thread(target=memory.hold_chunk, args=(0,))
+    dead.start()
+    dead.join()
+    with here(folder) as daemon:
+        hand_back(daemon.addresses[0].removeprefix("unix:"), memory, 1000)
+        assert memory.repair() == 0  # nothing is left to mend
+    memory.close()
+
+
 SURVIVOR = """
 import sys, time, signal, numpy as np, smb
 box = smb.connect(sys.argv[1], reconnect=20)
