@@ -236,7 +236,7 @@ class TcpTransport:
                 except TimeoutError as error:
                     line.cut()
                     raise self._fail(error) from error
-                except (OSError, Closed) as error:
+                except OSError as error:
                     log.info("daemon at %s: %s: connecting again", self.peer, error)
                     line.cut()
                 except RequestError:
@@ -271,15 +271,17 @@ class TcpTransport:
         with line.lock:
             row, limit = protocol.BY_REQUEST[type(request)], timeout + self._options.timeout
             epoch, number = line.epoch, line.stream.next_number()
+            doubted = False  # whether the daemon has said that something is over, which may be the session
             while True:
                 try:
                     if line.socket is None:
                         self._resume(line, epoch, type(request).__name__)
                     assert line.socket is not None
                     reply = line.ask(line.socket, number, self._renumbered(request), limit)
-                    if protocol.ERRORS.get(reply.header.status) is not Closed or self._closed.is_set():
+                    if protocol.ERRORS.get(reply.header.status) is not Closed or doubted:
                         return reply.record(row)
-                    line.cut()  # the lease has just ended
+                    doubted = True
+                    line.cut()  # the lease may have just ended
                 except TimeoutError as error:
                     line.cut()
                     raise self._fail(error) from error

@@ -252,13 +252,20 @@ time.sleep(60)
 # A worker stops ------------------------------------------------------------------------------------------
 
 
-def test_a_stopped_lock_holder_is_killed_after_the_lease(process: ServeProcess, box: Box) -> None:
+@pytest.mark.parametrize("by_tcp", [False, True])
+def test_a_stopped_lock_holder_is_killed_after_the_lease(
+    process: ServeProcess, box: Box, by_tcp: bool
+) -> None:
     center = box.create("center", 4_000_000)
-    with client(process.address, SWAPPER, "0") as worker:
+    with (
+        client(process.address, SWAPPER, "0") as worker,
+        smb.connect(process.addresses[by_tcp], token=TOKEN, name="waiting") as waiting,
+    ):
         assert worker.line() == "ready"
+        mine = waiting.attach("center")
         assert stop_holding(center, worker)
         before = time.monotonic()
-        center.exchange(np.zeros(center.count, F32), 0.5)
+        mine.exchange(np.zeros(center.count, F32), 0.5)
         took = time.monotonic() - before
         assert worker.ended(5) == -signal.SIGKILL
     assert 2.0 <= took < 10.0  # the lease is 2 s

@@ -324,6 +324,45 @@ def test_a_late_write_after_the_lease_is_refused(served: smb.Daemon, near: Box) 
     assert center.version == 0
 
 
+def test_what_is_under_way_when_the_session_ends_does_not_land(served: smb.Daemon, near: Box) -> None:
+    """The fence itself, without the connection's end that comes with it."""
+    center = near.create("c", 1000)
+    bare, welcome = begin(served)
+    opened = layout.unpack(protocol.Opened, bare.ask(protocol.Attach("c", False, False, b""))[1])
+    session = served.store._sessions[welcome.session]
+    assert session.remote is not None
+    (stream,) = session.remote.streams
+    served.store.end_session(session)
+    late = bytearray(protocol.pack(19, 9, protocol.Write(opened.segment, 1, 0, 0, 1000, 1)))
+    HEADER.pack_into(late, 0, b"SMB1", 19, 0, 9, len(late) - HEADER.size + 4000)
+    with pytest.raises(smb.Closed):
+        stream.native.handle(bytes(late[: HEADER.size]), bytes(late[HEADER.size :]) + bytes([1]) * 4000)
+    np.testing.assert_array_equal(center.read(), 0)
+    assert center.version == 0
+
+
+def refusal(bare: Bare, record: object, payload: bytes = b"") -> type[smb.SmbError] | None:
+    header, _ = bare.ask(record, payload)
+    return protocol.ERRORS[header.status] if header.status else None
+
+
+def test_data_requests_reach_what_the_session_is_attached_to_and_as_it_is(
+    served: smb.Daemon, near: Box
+) -> None:
+    center = near.create("c", 1000)
+    bare, _ = begin(served)
+    number = center._number
+    assert refusal(bare, protocol.Read(number, 0, 10)) is smb.Closed
+    opened = layout.unpack(protocol.Opened, bare.ask(protocol.Attach("c", True, False, b""))[1])
+    assert opened.segment == number
+    write = protocol.Write(number, 1, 0, 0, 10, 1)
+    assert refusal(bare, protocol.Read(number, 0, 10)) is None
+    assert refusal(bare, write, bytes([1]) * 40) is smb.NotPermitted
+    bare.ask(protocol.Detach(number))
+    assert refusal(bare, protocol.Read(number, 0, 10)) is smb.Closed
+    np.testing.assert_array_equal(center.read(), 0)
+
+
 def test_a_stream_has_one_speaker_and_the_latest_connection_is_it(served: smb.Daemon, near: Box) -> None:
     near.create("c", 1000)
     first, welcome = begin(served)
@@ -514,6 +553,22 @@ def test_an_address_without_a_scheme_takes_tcp_elsewhere_and_says_why(
         with smb.connect(address.removeprefix("tcp://"), token=TOKEN) as box:
             assert box.transport == "tcp"
     assert "by tcp, since shared memory does not work: the daemon has no Unix socket" in caplog.text
+
+
+def test_another_daemons_socket_on_this_host_is_not_taken(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As when the daemon is on another host whose socket has the same path as one of this host's."""
+    caplog.set_level("INFO", "smb")
+    path = folder / "a.sock"
+    with smb.serve(unix=path, tcp="127.0.0.1:0", token=TOKEN) as meant:
+        path.unlink()
+        with smb.serve(unix=path) as other, smb.connect(other.addresses[0]) as wrong:
+            wrong.create("wrong", 10)
+            with smb.connect(meant.addresses[1].removeprefix("tcp://"), token=TOKEN) as box:
+                assert box.transport == "tcp"
+                assert box.list() == []
+    assert f"another daemon listens at {path} on this host" in caplog.text
 
 
 def test_both_versions_of_ip_are_served(folder: Path) -> None:
