@@ -148,7 +148,8 @@ class Segment(Vectors):
                 version = self._exchange(local, alpha, offset, threads, **self._by(wire))
         except SmbError as error:
             raise self._named(error) from error
-        self.staleness = version - self._seen - 1
+        others = version - self._seen - 1
+        self.staleness = others if others > 0 else 0  # a restarted daemon may count from less
         self._seen = version
         return version
 

@@ -418,20 +418,31 @@ def start(folder: Path, port: int) -> ServeProcess:
     return ServeProcess(folder / "box.sock", *options)
 
 
+def accumulate_for_ever(center: smb.Segment) -> None:
+    while True:
+        center.accumulate(np.ones(center.count, F32))
+
+
 def test_after_a_restart_the_box_goes_on_and_names_what_was_dropped(folder: Path) -> None:
     port = free_port()
-    with start(folder, port) as first:
-        box = smb.connect(f"tcp://127.0.0.1:{port}", token=TOKEN, timeout=10)
-        center = box.create("c", 1000, lifetime="stay")
-        lost = box.create("lost", 1000)
-        center.write(np.ones(1000, F32))
+    address = f"tcp://127.0.0.1:{port}"
+    with start(folder, port) as first, Proxy(address) as proxy, ThreadPoolExecutor(1) as pool:
+        box = smb.connect(proxy.address, token=TOKEN, timeout=10, reconnect=30.0)
+        center, lost = box.create("c", COUNT, lifetime="stay"), box.create("lost", 1000)
+        adding = pool.submit(accumulate_for_ever, center)
+        assert wait_for(lambda: center.version > 3)
+        proxy.refuse = True  # until the next daemon has what this one had
         first.kill()
-        with start(folder, port), smb.connect(f"tcp://127.0.0.1:{port}", token=TOKEN) as other:
-            other.create("c", 1000, lifetime="stay", initial=np.full(1000, 5, F32))
+        with start(folder, port), smb.connect(address, token=TOKEN) as other:
+            fresh = other.create("c", COUNT, lifetime="stay", initial=np.full(COUNT, 5, F32))
+            proxy.refuse = False
             with pytest.raises(smb.Restarted, match="'c': accumulate was dropped: the daemon at"):
-                center.accumulate(np.ones(1000, F32))
+                adding.result(20)
             np.testing.assert_array_equal(center.read(), 5)
-            assert center.accumulate(np.ones(1000, F32)) == 1
+            assert center.accumulate(np.ones(COUNT, F32)) == fresh.version == 1
+            x = np.zeros(COUNT, F32)
+            center.exchange(x, 0.5)
+            assert center.staleness == 0  # though the version is lower than it was
             with pytest.raises(smb.UnknownKey, match="segment 'lost': lost with the daemon's restart"):
                 lost.read()
             assert box.create("new", 10).created
