@@ -502,7 +502,7 @@ def test_a_frozen_daemon_is_named_in_time(folder: Path, wait: str) -> None:
         with pytest.raises(smb.TransportError, match=r"daemon at 127.0.0.1:\d+"):
             {
                 "exchange": lambda: center.exchange(np.zeros(COUNT, F32), 0.5),
-                "barrier": lambda: box.barrier("b", 2),  # without an end of its own
+                "barrier": lambda: box.barrier("b", 2, timeout=15),  # the pulse notices before
                 "list": box.list,
             }[wait]()
         assert time.monotonic() - before < 4
