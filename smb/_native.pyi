@@ -192,7 +192,7 @@ def stream_memory() -> int:
     """Bytes that all streams of this process hold for pieces under way, kept replies and shadows."""
 
 def limit_stream_memory(bytes: int) -> None:
-    """Let there be no more of it: what needs more is refused with OutOfMemory. No limit before the first call."""
+    """Let there be no more of it: what needs more is refused with OutOfMemory. Without a limit at first."""
 
 class Table:
     """What one session may reach over its sockets. Any thread may call any method."""
@@ -237,8 +237,9 @@ class Stream:
         """Answer data requests until another frame comes: its 20 header bytes, unchecked, its body unread.
 
         None when the peer ended the stream between frames, also after a shutdown() by another thread. Raises
-        TimeoutError when nothing came for so long or one frame takes longer, ConnectionError in the middle of
-        one, OSError, Closed when the table is revoked. fd may block, which is faster; its timeouts are then set.
+        TimeoutError when nothing came for so long, or when a frame that has begun (a reply) takes more than
+        10 s (30 s) and a second for each 64 KiB; ConnectionError in the middle of a frame, OSError, Closed
+        when the table is revoked. fd may block, which is faster; its timeouts are then set.
         """
 
     def handle(self, header: bytes, body: Any) -> bytes:

@@ -13,6 +13,7 @@ namespace smb::net {
 namespace {
 
 constexpr int64_t kSliceNs = 200000000;
+constexpr int64_t kAskNs = 20000000;
 constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
 
 // Bytes moved; 0 when it would block.
@@ -47,7 +48,7 @@ size_t send(Transfer& transfer, int fd, bool* waiting) {
 }  // namespace
 
 void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted) {
-  int64_t deadline = monotonic_ns() + timeout_ns;
+  int64_t deadline = monotonic_ns() + timeout_ns, asked = deadline - timeout_ns;
   bool given_up = false;
   while (!transfer.finished()) {
     bool waiting = false;
@@ -64,7 +65,9 @@ void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<b
     const timespec slice{0, std::min(kSliceNs, deadline - now)};
     const int ready = ppoll(&entry, 1, &slice, nullptr);
     if (ready < 0 && errno != EINTR) throw LineError{LineError::failed, errno, "poll"};
-    if (ready <= 0 && !given_up && interrupted()) {
+    if (ready > 0 && now - asked < kAskNs) continue;
+    asked = now;
+    if (!given_up && interrupted()) {
       given_up = true;
       transfer.give_up();
       deadline = monotonic_ns() + std::min(timeout_ns, kFarewellNs);

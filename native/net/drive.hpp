@@ -8,7 +8,7 @@
 namespace smb::net {
 
 // Both directions at once, so that neither end waits for the other. timeout_ns without a byte moved is an error.
-// interrupted is asked now and then while nothing moves: true gives the transfer up, and what is under way is
+// interrupted is asked now and then: true gives the transfer up, and what is under way is
 // waited for a little. Throws LineError and Nonsense.
 void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted);
 

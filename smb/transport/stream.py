@@ -40,8 +40,8 @@ class WireStats(NamedTuple):
 class Transfer:
     """One operation of the user. After an OSError of run() it may be run again on a new connection.
 
-    What has a reply is not sent again, and the daemon applies what it has already had only once, so a transfer
-    that is run until it ends was done once. One that is dropped in the middle may be half done.
+    What has a reply is not sent again, and the daemon applies what it already had only once: a transfer that
+    is run until it ends was done once. One that is dropped in the middle may be half done.
     """
 
     def __init__(self, native: _native.Transfer, peer: str) -> None:
@@ -52,8 +52,9 @@ class Transfer:
 
         timeout   seconds that may pass without a byte moving
 
-        Raises OSError when the connection broke (TimeoutError, ConnectionError are some): run it again on a new one.
-        RequestError when the daemon or a check here refused it: earlier chunks stand, the connection is usable.
+        Raises OSError when the connection broke (TimeoutError and ConnectionError too): run it again on a new
+        one. RequestError when the daemon or a check here refused it: earlier chunks stand, the connection is
+        usable.
         TransportError when the daemon's answers make no sense.
         """
         if isinstance(sock, ssl.SSLSocket):
@@ -134,11 +135,11 @@ def _receive(native: _native.Transfer, sock: ssl.SSLSocket) -> int:
 class Stream:
     """What one client thread asks for, over all its connections.
 
-    Arrays are C-contiguous buffers (numpy) or CPU torch tensors of the segment's dtype; offset counts elements;
-    ``count`` and ``dtype`` are the segment's. Making a transfer raises what the mapping's operations raise for a
-    wrong array, range or rate. With stripes > 1, array and offset are those of a larger segment whose chunks
-    stripe, stripe + stripes, .. lie in this one, and only they are touched; its version is then not counted, as
-    with counts=False.
+    Arrays are C-contiguous buffers (numpy) or CPU torch tensors of the segment's dtype; offset counts
+    elements; ``count`` and ``dtype`` are the segment's. Making a transfer raises what the mapping's
+    operations raise for a wrong array, range or rate. With stripes > 1, array and offset are those of a
+    larger segment whose chunks stripe, stripe + stripes, .. lie in this one, and only they are touched; its
+    version is then not counted, as with counts=False.
     """
 
     def __init__(self, peer: str, window: int = WINDOW) -> None:
@@ -216,8 +217,8 @@ class Stream:
     ) -> Transfer:
         """d = alpha (local - segment); local -= d; segment += d.
 
-        A narrow wire carries the increments of both directions, against a shadow of ``local`` that both ends hold:
-        local + segment stays the same as with float32. A chunk's first exchange sends float32.
+        A narrow wire carries the increments of both directions, against a shadow of ``local`` that both ends
+        hold: local + segment stays the same as with float32. A chunk's first exchange sends float32.
         """
         size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
         code = wire_code(wire)
