@@ -247,6 +247,7 @@ class Fabric:
             raise UnknownKey(f"stream {request.stream} is not of this session")
         if session not in self._sessions:
             self._sessions.add(session)
+            session.paired = True
             remote.at_end(lambda: self._end(session))
         responder = Responder(self, session, self._adapter(session))
         with self._lock:

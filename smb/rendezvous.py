@@ -38,6 +38,7 @@ class Session:
     tickets: set[Ticket] = field(default_factory=set)
     born: float = field(default_factory=time.monotonic)
     requests: int = 0  # control requests that it made
+    paired: bool = False  # has had an RDMA queue pair
     past: Figures = field(default_factory=Figures)  # what it did in segments that it left
 
     def __str__(self) -> str:

@@ -22,6 +22,8 @@ def _transport(session: Session) -> str:
     """How its operations reach the segments."""
     if session.remote is None:
         return "local" if session.pidfd is None else "shm"
+    if session.paired:
+        return "rdma"
     return "tcp" if session.remote.where else "unix"
 
 
@@ -33,7 +35,7 @@ def _figures(session: Session, entries: list[Entry]) -> tuple[Figures, int, bool
     total, staleness, counted = Figures.sum([session.past]), NOT_KNOWN, True
     if session.remote is not None:
         total.add(session.remote.figures())
-        return total, staleness, True
+        return total, staleness, not session.paired  # nobody sees one-sided reads and writes
     for entry in entries:
         line = told(entry.mapping, session.number)
         if line is None:
