@@ -98,6 +98,14 @@ def test_what_a_readonly_mapping_does_is_said_to_be_unknown(served: Daemon, watc
         assert top.NOTE in text
 
 
+def test_a_client_over_rdma_is_not_said_to_be_counted_in_full(served: Daemon, watcher: Box) -> None:
+    with worker(served, "tcp:"):
+        (session,) = [one for one in served.store.sessions() if one.name == "worker"]
+        session.paired = True
+        row = row_of(watcher, "worker")
+        assert (row.transport, row.counted) == ("rdma", False)
+
+
 def test_staleness_counts_the_updates_of_others(served: Daemon, watcher: Box) -> None:
     local = np.ones(COUNT, np.float32)
     mine = watcher.create("c", COUNT)
