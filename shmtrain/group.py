@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from smb.errors import NotSupported
+
 if TYPE_CHECKING:
     from smb import Box, Segment
 
@@ -93,6 +95,7 @@ class Progress:
     def __init__(self, segment: Segment, workers: int) -> None:
         self._segment = segment
         self._workers = workers
+        self._latest = np.zeros(workers * COLUMNS, np.int64)
 
     @classmethod
     def create(cls, box: Box, job: str, workers: int) -> Progress:
@@ -108,15 +111,20 @@ class Progress:
     def rows(self) -> Rows:
         table = np.empty(self._workers * COLUMNS, np.int64)
         self._segment.read(table)
+        self._latest = table
         return Rows(table.reshape(self._workers, COLUMNS))
 
     def rescue(self) -> Rows:
-        """The rows when the box is dead, read from the mapping alone."""
+        """The rows when the box is dead: from the mapping alone, or as they were last seen over a network."""
         table = np.empty(self._workers * COLUMNS, np.int64)
-        self._segment.rescue(table)
+        try:
+            self._segment.rescue(table)
+        except NotSupported:
+            table = self._latest
         return Rows(table.reshape(self._workers, COLUMNS))
 
     def put(self, rank: int, column: Column, value: int) -> None:
+        self._latest[rank * COLUMNS + column] = value
         self._segment.write(np.array([value], np.int64), offset=rank * COLUMNS + column)
 
     def bury(self, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""What a worker does when the box or the launcher has died: save the center from its own mapping, and end."""
+"""What a worker does when the box or the launcher has died: save the center from its mapping, and end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shmtrain.handover import Handover
 from shmtrain.learner import Learner
 from shmtrain.log import Log
 from shmtrain.snapshot import SnapshotError, write_atomically
-from smb.errors import SmbError
+from smb.errors import NotSupported, SmbError
 
 if TYPE_CHECKING:
     from smb import Segment
@@ -67,14 +67,19 @@ class Rescue:
         """The net gets a vector of its own to hold the center: the loop may still write to the old one."""
         params = learner.params
         vector = torch.empty_like(params.vector)
-        center.rescue(vector.numpy())
+        what = "the center"
+        try:
+            center.rescue(vector.numpy())
+        except NotSupported:  # it lay at the daemon alone, on another host
+            vector.copy_(params.vector)
+            what = "this worker's weights, since the center is lost with the box,"
         for slot in params.slots:
             _, gradient = params.views(slot)
             learner.net.set_param(slot.layer, slot.index, vector[slot.slice].view(slot.shape), gradient)
         done = learner.iteration + progress.rescue().total
         path = f"{self._prefix}{done}.caffemodel"
         write_atomically(path, learner.net.save)
-        self._told.error(f"{self._name}: saved the center after {done} iterations of the job as {path}")
+        self._told.error(f"{self._name}: saved {what} after {done} iterations of the job as {path}")
 
 
 def _runs(pid: int) -> bool:

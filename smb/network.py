@@ -56,7 +56,7 @@ def resolve(
 
 def dial(host: str, port: int, timeout: float) -> socket.socket:
     """A connected socket; every address of the host is tried. Raises TransportError, which says why."""
-    end, why = time.monotonic() + timeout, ""
+    end, why, cause = time.monotonic() + timeout, "", None
     for family, place in resolve(host, port):
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
@@ -67,8 +67,8 @@ def dial(host: str, port: int, timeout: float) -> socket.socket:
             return sock
         except OSError as error:
             sock.close()
-            why = error.strerror or f"no answer in {timeout:g} s"
+            why, cause = error.strerror or f"no answer in {timeout:g} s", error
         except BaseException:
             sock.close()
             raise
-    raise TransportError(f"no daemon answers at {show(host, port)}: {why}")
+    raise TransportError(f"no daemon answers at {show(host, port)}: {why}") from cause

@@ -202,11 +202,13 @@ class TcpTransport:
                 raise self._fail(error) from error
             except (OSError, SmbError) as error:
                 now = self._tried = time.monotonic()
-                if now + pause > began + limit:
+                if now >= began + limit:
                     raise self._fail(ConnectionError(f"{error} (for {now - began:.0f} s)")) from error
-                if not self.patient and now > brief:
+                gone = isinstance(error.__cause__, ConnectionRefusedError)  # and with it what was sent
+                if not self.patient and (gone or now > brief):
                     raise Away(f"daemon at {self.peer}: {error}") from error
-            self._closed.wait(pause * random.uniform(0.5, 1.0))
+            left = began + limit - time.monotonic()
+            self._closed.wait(max(0.0, min(left, pause * random.uniform(0.5, 1.0))))
             pause = min(most, 2 * pause)
 
     def ready(self) -> Line:

@@ -89,13 +89,16 @@ def test_four_workers_train_on_when_the_daemon_is_killed_and_meet_again(
     assert len(away) <= 4  # each says so once
 
 
+@pytest.mark.parametrize(
+    ("by_tcp", "saved"), [(0, "saved the center after"), (1, "saved this worker's weights, since the center")]
+)
 def test_when_no_box_comes_back_in_time_the_center_is_saved_and_the_job_fails(
-    tmp_path: Path, place: Path
+    tmp_path: Path, place: Path, by_tcp: int, saved: str
 ) -> None:
     write(tmp_path, LONG)
     with (
-        ServeProcess(place / "s") as daemon,
-        running(tmp_path, "--workers", "2", "--smb", daemon.address, "--box-grace", "2") as job,
+        ServeProcess(place / "s", "--tcp", "127.0.0.1:0", "--lease", "2") as daemon,
+        running(tmp_path, "--workers", "2", "--smb", daemon.addresses[by_tcp], "--box-grace", "2") as job,
     ):
         job.trains()
         daemon.kill()
@@ -103,6 +106,7 @@ def test_when_no_box_comes_back_in_time_the_center_is_saved_and_the_job_fails(
         assert job.end(20) == 1
     assert len(list(tmp_path.glob("*_rescue_iter_*.caffemodel"))) == 1
     assert "the memory box is gone" in job.text
+    assert saved in job.text
 
 
 def test_a_grace_that_is_no_time_is_refused(tmp_path: Path) -> None:
