@@ -108,10 +108,11 @@ def test_a_read_goes_on_over_the_next_connection(proxy: Proxy, remote: Box) -> N
         np.testing.assert_array_equal(center.read(), values)
 
 
-def lose_the_reply(proxy: Proxy, act: Callable[[], object]) -> object:
+def lose_the_reply(proxy: Proxy, box: Box, act: Callable[[], object]) -> object:
     """Do ``act`` while the daemon's answers are lost, then cut the connection; what ``act`` gives."""
-    proxy.faults[DOWN].lost = True
     with ThreadPoolExecutor(1) as pool:
+        pool.submit(box.list).result(5)  # so that this thread has its connection already
+        proxy.faults[DOWN].lost, proxy.faults[DOWN].swallowed = True, 0
         acting = pool.submit(act)
         assert wait_for(lambda: proxy.faults[DOWN].swallowed)
         time.sleep(0.05)
@@ -124,28 +125,28 @@ def lose_the_reply(proxy: Proxy, act: Callable[[], object]) -> object:
 def test_a_move_whose_reply_was_lost_is_not_made_again(proxy: Proxy, remote: Box, near: Box) -> None:
     center = remote.create("c", 1000)
     x = np.full(1000, 8, F32)
-    lose_the_reply(proxy, lambda: center.accumulate(np.ones(1000, F32)))
+    lose_the_reply(proxy, remote, lambda: center.accumulate(np.ones(1000, F32)))
     np.testing.assert_array_equal(near.attach("c").read(), 1)
-    lose_the_reply(proxy, lambda: center.exchange(x, 1.0))
+    lose_the_reply(proxy, remote, lambda: center.exchange(x, 1.0))
     np.testing.assert_array_equal(near.attach("c").read(), 8)
     np.testing.assert_array_equal(x, 1)
-    lose_the_reply(proxy, lambda: center.write(np.zeros(1000, F32)))
+    lose_the_reply(proxy, remote, lambda: center.write(np.zeros(1000, F32)))
     assert center.version == 3
 
 
 def test_a_request_whose_reply_was_lost_is_not_served_again(proxy: Proxy, remote: Box, near: Box) -> None:
     counter, lock = remote.counter("n"), remote.lock("l")
-    assert lose_the_reply(proxy, lambda: counter.add(5)) == 0
+    assert lose_the_reply(proxy, remote, lambda: counter.add(5)) == 0
     assert counter.value == 5
-    lose_the_reply(proxy, lambda: lock.acquire(5))
+    lose_the_reply(proxy, remote, lambda: lock.acquire(5))
     with pytest.raises(smb.WaitTimeout, match="remote"):
         near.lock("l").acquire(timeout=0.05)
-    lose_the_reply(proxy, lock.release)
+    lose_the_reply(proxy, remote, lock.release)
     near.lock("l").acquire(timeout=1)
-    segment = lose_the_reply(proxy, lambda: remote.create("c", 10, lifetime="stay"))
+    segment = lose_the_reply(proxy, remote, lambda: remote.create("c", 10, lifetime="stay"))
     assert isinstance(segment, smb.Segment)
     assert segment.created
-    lose_the_reply(proxy, lambda: remote.free("c"))
+    lose_the_reply(proxy, remote, lambda: remote.free("c"))
     assert near.list() == []
 
 
