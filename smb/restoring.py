@@ -24,6 +24,7 @@ from smb.store import Entry, Store, difference
 
 log = logging.getLogger(__name__)
 JOIN = 5.0  # seconds that a thread may take to end
+LOADING = 600.0  # seconds that reading a snapshot may take
 WINDOW = 10.0  # seconds after a daemon's start in which it takes memory back
 WAITING = (protocol.Create, protocol.Attach, protocol.StatOf, protocol.Free)  # they name a key
 LOOKING = (protocol.ListOf, protocol.Sessions, protocol.SnapshotNow)  # they want all of it
@@ -179,7 +180,7 @@ class Restoring:
             if isinstance(request, RETURNING) or (returning and not isinstance(request, protocol.Attach)):
                 return
             if returning:  # it attaches to what it cannot hand back, after all that it can
-                self._missing.discard(self._heirs[ticket.session.number])
+                self._missing.discard(self._heirs.get(ticket.session.number, 0))
                 self._changed.notify_all()
             if isinstance(request, WAITING):
                 ready = partial(self._ready, request.key, isinstance(request, protocol.Attach))
@@ -187,7 +188,8 @@ class Restoring:
                 ready = partial(self._over, isinstance(request, LOOKING))
             else:
                 return
-            ticket.wait(self._changed, ready, self._until + self._window, "what is being restored")
+            deadline = self._until + (LOADING if self._pending else 0.0)
+            ticket.wait(self._changed, ready, deadline, "what is being restored")
 
     def _ready(self, key: str, attach: bool) -> bool:
         """Whether it is settled what the key means."""
@@ -206,6 +208,10 @@ class Restoring:
         """
         with self._store.lock:
             session.returns = True
+            if request.session and not request.done:
+                self._returning.add(session.number)
+            else:
+                self._returning.discard(session.number)
             known = self._known.get(request.session)
             if known is None:
                 return
@@ -213,11 +219,8 @@ class Restoring:
                 raise NotPermitted(f"no session {request.session} of the last daemon with this secret")
             self._heirs[session.number] = known.number
             if request.done:
-                self._returning.discard(session.number)
                 self._missing.discard(known.number)
                 self._changed.notify_all()
-            else:
-                self._returning.add(session.number)
             snapshot = self._snapshot
             for record in snapshot.description.segments if snapshot else ():
                 entry = self._store.find(record.key)

@@ -116,7 +116,13 @@ class Frames:
 
     def frame(self, operation: int, body: bytes) -> bytes:
         self.number += 1
-        return HEADER.pack(MAGIC, operation, 0, self.number, len(body)) + body
+        return HEADER.pack(MAGIC, operation, 0, self.number, len(body)) + body + self.beside(operation)
+
+    @staticmethod
+    def beside(operation: int) -> bytes:
+        """What an operation's descriptors travel with; here without them."""
+        row = OPERATIONS.get(operation)
+        return b"+" if row and row.brings else b""
 
     def wrong(self, kind: Any) -> bytes:
         """Bytes in place of one field that break its layout, or go to the edge of what it may hold."""
@@ -175,7 +181,7 @@ class Frames:
             status = pick.randrange(1, 65536)
         else:
             length = pick.choice([TOO_LONG, 2**32 - 1])
-        return HEADER.pack(magic, operation, status, self.number, length) + body
+        return HEADER.pack(magic, operation, status, self.number, length) + body + self.beside(operation)
 
     def next(self) -> Frame:
         pick = self.random

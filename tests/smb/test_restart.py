@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import smb
-from smb import protocol, restoring
+from smb import protocol, restoring, snapshot
 from smb.errors import ProtocolError, RequestError
 from smb.segment import Mapping
 from smb.server import Daemon
@@ -217,6 +217,26 @@ def test_a_request_for_a_key_whose_client_lives_waits_until_it_has_handed_its_me
             began = time.monotonic()
             assert other.attach("center").read().max() == 5
             assert time.monotonic() - began < 6
+
+
+def test_no_snapshot_is_written_of_a_box_that_is_only_half_restored(
+    folder: Path, stack: contextlib.ExitStack
+) -> None:
+    """It would lack what is still on its way, and push out the snapshot that has it."""
+    snaps = folder / "snaps"
+    process = Restarts(stack, folder / "box.sock", "--snapshot-dir", str(snaps), "--snapshot-every", "0.1")
+    with Program("-c", SURVIVOR, process.address) as survivor:
+        assert survivor.line() == "wrote"
+        survivor.stop()
+        process.again()
+        before = sorted(snaps.iterdir())
+        time.sleep(0.8)
+        assert sorted(snaps.iterdir()) == before
+        survivor.signal(signal.SIGCONT)
+        assert wait_for(lambda: sorted(snaps.iterdir()) != before, 10)
+        newest = snapshot.newest(snaps, print)
+        assert newest is not None
+        assert [segment.key for segment in newest.description.segments] == ["center"]
 
 
 def test_a_snapshot_without_survivors_is_given_out_at_once(kept_process: Restarts) -> None:
