@@ -23,7 +23,7 @@ from smb.segment import CHUNK_BYTES
 from smb.transport import rdma
 
 PIECE = 1 << 20  # bytes of one READ or WRITE
-MOVES = 8  # of them under way
+MOVES = 16  # of them under way
 REQUEST, REPLY, REPLIES = 1024, 8192, 16  # bytes of messages, and how many may come at once
 SLOTS = 8  # requests with elements under way
 HEAD = 128  # bytes before the elements in a slot of the daemon's

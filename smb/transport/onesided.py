@@ -265,6 +265,8 @@ class RdmaTransport(TcpTransport):
         return super().call(request, timeout)
 
     def orphan(self) -> None:
+        if self._adapter:
+            self._adapter.orphan()  # first: what is dropped here must not be destroyed
         super().orphan()
         self._channels.each(Channel.orphan)
 

@@ -16,11 +16,16 @@ from types import TracebackType
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
+def _path() -> str:
+    """The checkout first, then what this process was given (in the RDMA guest it is where pyverbs lies)."""
+    return os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+
+
 class Program:
     """A child process with its output; killed at the end of its ``with`` block."""
 
     def __init__(self, *words: str, more: dict[str, str] | None = None) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(more or {})}
+        environment = {**os.environ, "PYTHONPATH": _path(), "OMP_NUM_THREADS": "1", **(more or {})}
         self.process = subprocess.Popen(
             [sys.executable, "-u", *words], stdout=subprocess.PIPE, env=environment, cwd=ROOT
         )
