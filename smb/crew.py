@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from functools import partial
+from queue import SimpleQueue
 from typing import TypeVar
 
 from smb.errors import Away, NonFinite, OutOfMemory, Restarted, SmbError, TransportError, WaitTimeout
@@ -20,8 +22,40 @@ NAMED = (
 )  # errors of which one wants to know the daemon
 
 
+class Hand:
+    """A thread that does one piece of work after the other, until nobody refers to this."""
+
+    def __init__(self, name: str) -> None:
+        self._work = SimpleQueue[Callable[[], None] | None]()
+        threading.Thread(target=_serve, args=(self._work,), name=name, daemon=True).start()
+
+    def submit(self, work: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._work.put(run)
+        return future
+
+    def __del__(self) -> None:
+        self._work.put(None)
+
+
+def _serve(queue: SimpleQueue[Callable[[], None] | None]) -> None:
+    while work := queue.get():
+        work()
+        del work  # and with it the caller's arrays
+
+
 class Crew:
-    """Threads that do an operation's parts at several daemons at once, a part's in a thread of its daemon's.
+    """Does an operation's parts at several daemons at once.
+
+    Each thread that calls has a hand of its own for each daemon but the first, whose part it does itself: so
+    its operations keep to one connection a daemon, and nobody waits behind another's stuck chunk.
 
     After TransportError of one daemon everything raises it: a box with a daemon missing is of no use.
     """
@@ -29,8 +63,7 @@ class Crew:
     def __init__(self, addresses: Sequence[str]) -> None:
         self.addresses = addresses
         self.failed = ""
-        # As many threads as callers have parts under way at once: nobody waits behind another's stuck chunk.
-        self._pools = [ThreadPoolExecutor(1 << 12, f"smb-stripe-{i}") for i in range(1, len(addresses))]
+        self._callers = threading.local()
 
     def at(self, daemon: int, work: Callable[[], T]) -> T:
         """``work`` in this thread; an error that says little without its daemon names it."""
@@ -51,8 +84,8 @@ class Crew:
         It ends when all have ended, since they may use the caller's arrays. One error is raised: that of a
         daemon that failed before one about the request, of several bad chunks the first one's.
         """
-        which = list(daemons)
-        others = [self._pools[i - 1].submit(self.at, i, partial(work, i)) for i in which if i]
+        which, hands = list(daemons), self._hands()
+        others = [hands[i].submit(partial(self.at, i, partial(work, i))) for i in which if i]
         own: Future[T] = Future()
         try:
             if 0 in which:
@@ -76,9 +109,17 @@ class Crew:
             wait(futures)
             raise
 
+    def _hands(self) -> dict[int, Hand]:
+        """The calling thread's own."""
+        mine: dict[int, Hand] | None = getattr(self._callers, "hands", None)
+        if mine is None:
+            names = {i: f"smb-stripe-{i}" for i in range(1, len(self.addresses))}
+            mine = self._callers.hands = {i: Hand(name) for i, name in names.items()}
+        return mine
+
     def close(self) -> None:
-        for pool in self._pools:
-            pool.shutdown(wait=False)
+        """Let everybody's hands go, once they have done what is under way."""
+        self._callers = threading.local()
 
 
 def _order(error: BaseException) -> tuple[int, int]:

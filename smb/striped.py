@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from smb.errors import NotSupported, RangeError, RequestError
 from smb.pieces import before, pieces
 from smb.segment import CHUNK_BYTES
 from smb.transport.base import Array, Part
+from smb.transport.remote import RemoteAttachment
+from smb.transport.stream import WireStats
 
 T = TypeVar("T")
 
@@ -66,6 +68,18 @@ class StripedAttachment:
         return self._count_update() if _length(array) else self.version
 
     @property
+    def wires(self) -> bool:
+        """Whether increments may travel in another type than float32, to all daemons."""
+        return all(getattr(part, "wires", False) for part in self._parts)
+
+    def wire_stats(self) -> WireStats | None:
+        """What all parts moved together; None where one of them does not count it."""
+        if not self.wires:
+            return None
+        figures = [cast(RemoteAttachment, part).wire_stats() for part in self._parts]
+        return WireStats(*(sum(column) for column in zip(*figures, strict=True)))
+
+    @property
     def version(self) -> int:
         return self._crew.at(0, lambda: self._parts[0].version)
 
@@ -87,21 +101,25 @@ class StripedAttachment:
 
         return self._update("write", array, offset, one)
 
-    def accumulate(self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1) -> int:
+    def accumulate(
+        self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1, **wire: str
+    ) -> int:
         if isinstance(source, StripedAttachment):
             return self.combine("axpy", scale, source, offset, source._count, threads=threads)
         n = self._stripes
 
         def one(part: Part, i: int) -> int:
-            return part.accumulate(source, scale, offset, threads, stripe=i, stripes=n)
+            add: Callable[..., int] = part.accumulate  # not every transport knows wire types
+            return add(source, scale, offset, threads, stripe=i, stripes=n, **wire)
 
         return self._update("accumulate", source, offset, one)
 
-    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1) -> int:
+    def exchange(self, local: Array, alpha: float, offset: int = 0, threads: int = 1, **wire: str) -> int:
         n = self._stripes
 
         def one(part: Part, i: int) -> int:
-            return part.exchange(local, alpha, offset, threads, stripe=i, stripes=n)
+            exchange: Callable[..., int] = part.exchange
+            return exchange(local, alpha, offset, threads, stripe=i, stripes=n, **wire)
 
         return self._update("exchange", local, offset, one)
 

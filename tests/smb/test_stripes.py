@@ -176,6 +176,54 @@ def test_an_update_that_failed_somewhere_is_not_counted_and_names_the_first_bad_
     assert center.exchange(np.ones(N, F32), 0.5) == 1  # the box goes on
 
 
+@pytest.mark.parametrize("wire", ["bfloat16", "int8"])
+def test_wire_types_keep_their_shadows_at_every_daemon(open_box: Callable[..., Box], wire: str) -> None:
+    """Only the first exchange travels as float32; the sum is kept as with one daemon."""
+    center = open_box("tcp:").create("c", N)
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal(N).astype(F32)
+    put_in = x.astype(float)
+    center.exchange(x, 0.5, wire=wire)
+    first = center.wire_stats
+    for _ in range(5):
+        noise = F32(0.01) * rng.standard_normal(N).astype(F32)
+        x += noise
+        put_in += noise
+        center.exchange(x, 0.5, wire=wire)
+    np.testing.assert_allclose(center.read() + x, put_in, atol=1e-4)
+    assert first is not None
+    assert first.bytes_sent >= 4 * N
+    width = {"bfloat16": 2, "int8": 1}[wire]
+    last = center.wire_stats
+    assert last is not None
+    assert last.bytes_sent - first.bytes_sent < 5 * N * width * 1.1
+    assert center.version == 6
+
+
+def test_wire_types_are_refused_where_they_do_not_travel(open_box: Callable[..., Box]) -> None:
+    with pytest.raises(smb.NotSupported, match="float32 alone"):
+        open_box("unix:").create("c", N).exchange(np.ones(N, F32), 0.5, wire="int8")
+
+
+def test_a_thread_keeps_to_its_connections_and_they_end_with_it(
+    daemons: list[Daemon], open_box: Callable[..., Box]
+) -> None:
+    box = open_box("tcp:")
+    segment = box.create("c", N)
+
+    def lines() -> int:
+        return sum(len(transport._lines.all()) for transport in box._transport._transports)  # type: ignore[attr-defined]
+
+    before = lines()
+    for _ in range(50):
+        segment.read()
+    assert lines() == before
+    thread = threading.Thread(target=segment.read)
+    thread.start()
+    thread.join(10)
+    assert wait_for(lambda: lines() == before)
+
+
 class Alarm(Exception):
     pass
 
