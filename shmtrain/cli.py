@@ -64,7 +64,11 @@ def parser() -> argparse.ArgumentParser:
 def _add_sharing(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("workers and how they share")
     g.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes on this host (1)")
-    g.add_argument("--smb", metavar="ADDR", help="memory box: unix:PATH or HOST:PORT (one in the launcher)")
+    g.add_argument(
+        "--smb",
+        metavar="ADDR",
+        help="memory box: unix:PATH or HOST:PORT, several with commas (one in the launcher)",
+    )
     g.add_argument(
         "--box-grace", type=float, default=60.0, metavar="S", help="how long an outside box may be away (60)"
     )
