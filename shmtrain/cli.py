@@ -10,10 +10,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shmtrain.exchange import ALGORITHMS, WAYS
+from shmtrain.method import METHODS, SERVERS, WAYS
 
 if TYPE_CHECKING:
-    from shmtrain.options import Options
+    from shmtrain.options import MethodOptions, Options
 
 TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
@@ -56,6 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "solver", metavar="SOLVER.prototxt", help="the solver file; its paths are relative to here"
     )
     _add_sharing(p)
+    _add_method(p)
     _add_start(p)
     _add_run(p)
     return p
@@ -73,18 +74,49 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
         "--box-grace", type=float, default=60.0, metavar="S", help="how long an outside box may be away (60)"
     )
     g.add_argument("--job", metavar="NAME", help="the job's name, prefix of its keys in the box (made up)")
-    g.add_argument("--algorithm", choices=tuple(ALGORITHMS), default="seasgd", help="how they meet (seasgd)")
-    g.add_argument("--exchange", choices=WAYS, default="fused", help="in one pass, or as the paper (fused)")
-    g.add_argument("--alpha", "--moving-rate", type=float, metavar="A", help="moving rate (0.9/N)")
-    g.add_argument("--tau", "--update-interval", type=int, metavar="T", help="steps between exchanges (1)")
+    g.add_argument("--algorithm", choices=tuple(METHODS), default="seasgd", help="how they meet (seasgd)")
+    g.add_argument("--exchange", choices=WAYS, help="seasgd: in one pass, or what overlaps it (fused)")
+    g.add_argument("--alpha", "--moving-rate", type=float, metavar="A", help="moving rate, fixed (beta/N)")
+    g.add_argument(
+        "--tau", "--update-interval", type=int, metavar="T", help="steps between exchanges (1; diloco 50)"
+    )
     g.add_argument(
         "--termination", choices=TERMINATIONS, default="counter",
         help="max_iter shared by a counter, or one of the paper's rules (counter)",
     )  # fmt: skip
-    g.add_argument("--lr-rule", metavar="RULE", help="for N workers: none, linear, power:P (power:0.75)")
+    g.add_argument("--lr-rule", metavar="RULE", help="for N workers: none, linear, power:P (the algorithm's)")
     g.add_argument("--warmup", type=int, default=50, metavar="STEPS", help="until that rate is reached (50)")
     g.add_argument("--threads", type=int, metavar="T", help="torch threads of each worker (cores/N)")
     g.add_argument("--stuck", type=float, default=60.0, metavar="S", help="name a worker idle for S s (60)")
+
+
+def _add_method(p: argparse.ArgumentParser) -> None:
+    """One option a field of MethodOptions; what belongs to another algorithm is refused."""
+    g = p.add_argument_group("options of single algorithms")
+    g.add_argument(
+        "--beta", type=float, metavar="B", help="elastic: alpha is beta/N as workers come and go (0.9)"
+    )
+    g.add_argument(
+        "--warm-start", type=int, metavar="K", help="elastic, downpour: one worker alone for K (0)"
+    )
+    g.add_argument(
+        "--staleness", metavar="POLICY",
+        help="asynchronous: none, inverse, exponential:R, drop:S, bounded:S (none)",
+    )  # fmt: skip
+    g.add_argument("--n-fetch", type=int, metavar="F", help="downpour: steps between two reads (1)")
+    g.add_argument("--n-push", type=int, metavar="P", help="downpour: steps between two pushes (1)")
+    g.add_argument("--server", choices=SERVERS, help="downpour: how the center takes a push (sgd)")
+    g.add_argument("--server-rate", type=float, metavar="R", help="downpour: rate of adagrad (base_lr)")
+    g.add_argument("--backup-workers", type=int, metavar="B", help="sync: so many may come too late (0)")
+    g.add_argument("--group-size", type=int, metavar="G", help="hybrid: workers of a synchronous group (2)")
+    g.add_argument("--bucket-mib", type=float, metavar="M", help="allreduce, hybrid: MiB at once (4)")
+    g.add_argument("--outer-lr", type=float, metavar="R", help="diloco: rate of the outer step (0.7)")
+    g.add_argument("--outer-momentum", type=float, metavar="M", help="diloco: its momentum (0.9)")
+    g.add_argument("--asynchronous", action="store_true", default=None, help="diloco: nobody waits")
+    g.add_argument(
+        "--outer-buffer", type=int, metavar="N", help="diloco, asynchronous: pushes a momentum (N)"
+    )
+    g.add_argument("--wait-limit", type=float, metavar="S", help="longest wait for other workers (300)")
 
 
 def _add_start(p: argparse.ArgumentParser) -> None:
@@ -137,6 +169,7 @@ def _options(args: argparse.Namespace) -> Options:
         workers=args.workers,
         algorithm=args.algorithm,
         exchange=args.exchange,
+        method=_method_options(args),
         alpha=args.alpha,
         tau=args.tau,
         termination=args.termination,
@@ -158,6 +191,14 @@ def _options(args: argparse.Namespace) -> Options:
         log_dir=args.log_dir,
         tensorboard=args.tensorboard,
     )
+
+
+def _method_options(args: argparse.Namespace) -> MethodOptions:
+    from dataclasses import fields
+
+    from shmtrain.options import MethodOptions
+
+    return MethodOptions(**{field.name: getattr(args, field.name) for field in fields(MethodOptions)})
 
 
 def _time(argv: Sequence[str]) -> int:

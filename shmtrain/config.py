@@ -16,13 +16,13 @@ from typing import Any, Literal
 
 from prototxt import schema
 from prototxt.text import parse_net, parse_solver
-from shmtrain.lr_rule import DEFAULT_RULE, LrRule, parse_lr_rule
+from shmtrain.lr_rule import LrRule, parse_lr_rule
+from shmtrain.method import METHODS, Method, figures, method, moving_rate, own
 from shmtrain.options import ConfigError, Options, check_options, choice
 
 SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
 POLICIES = ("fixed", "step", "exp", "inv", "multistep", "poly", "sigmoid")
 TRAIN_FIELDS = ("net", "net_param", "train_net", "train_net_param")
-ALPHA_BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
 
 Phase = Literal["TRAIN", "TEST"]
 
@@ -131,6 +131,7 @@ class Sharing:
     tau: int
     termination: str
     lr_rule: LrRule
+    method: Method
     smb: str | None
     job: str | None
     box_grace: float = 0.0
@@ -143,6 +144,10 @@ class Sharing:
     def grace(self) -> float:
         """Seconds for which a box outside the launcher may be away."""
         return self.box_grace if self.smb is not None else 0.0
+
+    def figures(self) -> list[str]:
+        """The numbers that the algorithm goes by, as the log shows them."""
+        return figures(self)
 
 
 @dataclass(frozen=True)
@@ -411,13 +416,19 @@ class _Solver:
         return Start(files, o.snapshot, o.resume)
 
     def sharing(self) -> Sharing:
-        """alpha and tau from the command line, else the solver file's own fields, else 0.9/N and 1."""
+        """alpha and tau from the command line, else the solver file's own fields, else the way's defaults."""
         o, m = self.options, self.message
         alpha, tau = o.alpha, o.tau
+        if alpha is None and m.HasField("moving_rate"):
+            alpha = m.moving_rate
+        if tau is None and m.HasField("update_interval"):
+            tau = m.update_interval
+        way = method(o.algorithm, o.workers, alpha is not None, o.method)
+        own(o.algorithm, o.told())
         if alpha is None:
-            alpha = m.moving_rate if m.HasField("moving_rate") else ALPHA_BETA / max(o.workers, 1)
+            alpha = moving_rate(o.algorithm, o.workers, way)
         if tau is None:
-            tau = m.update_interval if m.HasField("update_interval") else 1
+            tau = METHODS[o.algorithm].tau
         source = "--alpha" if o.alpha is not None else "moving_rate"
         self.need(0 < alpha < 1, f"{source} {alpha:g} is out of range: alpha must lie between 0 and 1")
         source = "--tau" if o.tau is not None else "update_interval"
@@ -425,19 +436,21 @@ class _Solver:
         return Sharing(
             workers=o.workers,
             algorithm=o.algorithm,
-            exchange=o.exchange,
+            exchange=o.exchange or "fused",
             alpha=float(alpha),
             tau=int(tau),
             termination=o.termination,
             lr_rule=self.lr_rule(),
+            method=way,
             smb=o.smb,
             job=o.job,
             box_grace=o.box_grace,
         )
 
     def lr_rule(self) -> LrRule:
+        rule = self.options.lr_rule or METHODS[self.options.algorithm].rule
         try:
-            return parse_lr_rule(self.options.lr_rule or DEFAULT_RULE, self.options.warmup)
+            return parse_lr_rule(rule, self.options.warmup)
         except ValueError as e:
             raise ConfigError(str(e)) from None
 

@@ -6,7 +6,7 @@ The paper's control buffer: each worker writes its own row, all read. The launch
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
@@ -32,11 +32,12 @@ class State(IntEnum):
     ABSENT = 0
     STARTING = 1
     READY = 2
-    TRAINING = 3
-    LEADING = 4  # busy with a test or a snapshot of the center: makes no steps, and is not stuck
-    FINISHED = 5
-    CLOSED = 6
-    DEAD = 7
+    WAITING = 3  # for the leader's warm start: makes no steps, and is not stuck
+    TRAINING = 4
+    LEADING = 5  # busy with a test or a snapshot of the center, likewise
+    FINISHED = 6
+    CLOSED = 7
+    DEAD = 8
 
 
 class Column(IntEnum):
@@ -79,6 +80,18 @@ class Rows:
     def leader(self) -> int:
         """The lowest rank that has not died: it tests the center and saves it; 0 when all are dead."""
         return next((rank for rank, state in enumerate(self.states()) if state is not State.DEAD), 0)
+
+    def gone(self, rank: int) -> bool:
+        """Whether a worker makes no more steps: it has died or ended, and its row stays as it is."""
+        return self.state(rank) >= State.FINISHED
+
+    @property
+    def active(self) -> int:
+        """Workers that have come and not died. One that has ended counts: its share lies in the center."""
+        return sum(state not in (State.ABSENT, State.DEAD) for state in self.states())
+
+    def names(self, ranks: Iterable[int]) -> str:
+        return ", ".join(f"worker {rank} (pid {self.pid(rank)})" for rank in ranks)
 
     def below(self, state: State) -> list[int]:
         """The ranks that have not come so far."""
@@ -159,7 +172,7 @@ class Member:
         waiting = _Waiting(patience)
         while late := (rows := self.progress.rows()).below(State.READY):
             if waiting.too_long(rows):
-                self._warn(f"Not started within {patience:g} s: {_names(rows, late)}; beginning without")
+                self._warn(f"Not started within {patience:g} s: {rows.names(late)}; beginning without")
                 return
             time.sleep(POLL)
 
@@ -189,13 +202,9 @@ class Member:
             elif not (others := rows.below(State.FINISHED)):
                 return
             elif waiting.too_long(rows):
-                self._warn(f"No step for {patience:g} s: {_names(rows, others)}; ending without")
+                self._warn(f"No step for {patience:g} s: {rows.names(others)}; ending without")
                 return
             time.sleep(POLL)
-
-
-def _names(rows: Rows, ranks: list[int]) -> str:
-    return ", ".join(f"worker {rank} (pid {rows.pid(rank)})" for rank in ranks)
 
 
 class _Waiting:

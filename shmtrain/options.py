@@ -21,6 +21,27 @@ class ConfigError(ValueError):
 
 
 @dataclass(frozen=True)
+class MethodOptions:
+    """What the command line says about one way of sharing; None leaves the default. See method.Method."""
+
+    beta: float | None = None
+    warm_start: int | None = None
+    staleness: str | None = None
+    n_fetch: int | None = None
+    n_push: int | None = None
+    server: str | None = None
+    server_rate: float | None = None
+    backup_workers: int | None = None
+    group_size: int | None = None
+    outer_lr: float | None = None
+    outer_momentum: float | None = None
+    asynchronous: bool | None = None
+    outer_buffer: int | None = None
+    bucket_mib: float | None = None
+    wait_limit: float | None = None
+
+
+@dataclass(frozen=True)
 class Options:
     """What the command line says; None leaves the choice to the solver file or the default.
 
@@ -31,7 +52,8 @@ class Options:
 
     workers: int = 1
     algorithm: str = "seasgd"
-    exchange: str = "fused"
+    exchange: str | None = None
+    method: MethodOptions = MethodOptions()
     alpha: float | None = None
     tau: int | None = None
     termination: str = "counter"
@@ -52,6 +74,11 @@ class Options:
     max_iter: int | None = None
     log_dir: str | None = None
     tensorboard: str | None = None
+
+    def told(self) -> list[str]:
+        """Which options that not every algorithm has were given, besides those of ``method``."""
+        told = [name for name in ("alpha", "tau", "exchange") if getattr(self, name) is not None]
+        return [*told, "termination"] if self.termination != "counter" else told
 
 
 def choice(what: str, value: str, allowed: Iterable[str]) -> str:

@@ -20,6 +20,7 @@ from shmtrain.counting import Counting
 from shmtrain.exchange.base import Exchange
 from shmtrain.learner import Learner
 from shmtrain.log import number
+from shmtrain.method import METHODS, describe
 from shmtrain.params import F32
 from shmtrain.progress import Look
 from shmtrain.reports import Reports
@@ -322,7 +323,7 @@ class Trainer:
     def _due_at_end(self, every: int, done: int) -> bool:
         """Whether what is due at multiples of ``every`` is due now; the paper's rules end beside max_iter."""
         sharing = self.config.sharing
-        beside = sharing.shared and sharing.termination != "counter"
+        beside = sharing.shared and (sharing.termination != "counter" or METHODS[sharing.algorithm].lockstep)
         return every > 0 and (beside or done % every == 0)
 
     def _final_snapshot(self, done: int) -> None:
@@ -347,11 +348,13 @@ class Trainer:
         sharing, world = self.config.sharing, self.role.world
         batch = self._images
         if sharing.shared:
+            told = describe(sharing.algorithm, world, batch, sharing.method)
             self.log.info(
                 f"{world} workers share {self.config.schedule.max_iter} iterations of {batch} images:"
-                f" effective batch {batch * world} ({sharing.algorithm}, {sharing.exchange}, alpha"
-                f" {number(sharing.alpha)}, tau {sharing.tau}, termination {sharing.termination})"
+                f" effective batch {batch * (world - sharing.method.backup_workers)}"
+                f" ({', '.join([sharing.algorithm, *sharing.figures()])})"
             )
+            self.log.info(told)
             self.log.info(f"Learning rate for {world} workers: {sharing.lr_rule.describe(world)}")
         self.reports.metrics.write(
             "start", self._start, {"workers": world, "batch": batch, "parameters": self.learner.params.n}
@@ -403,8 +406,18 @@ class Trainer:
                 "steps": summary.steps,
                 "seconds": summary.seconds,
                 "stopped": summary.stopped,
+                **self._met(),
             },
         )
+
+    def _met(self) -> dict[str, object]:
+        """What the exchanges came to; also for the log."""
+        stats = self.exchange.stats
+        if not self.config.sharing.shared or not stats.count:
+            return {}
+        self.log.info(f"Worker {self.role.rank}: {stats.summary()}")
+        seen = {str(staleness): count for staleness, count in sorted(stats.histogram.items())}
+        return {"exchanges": stats.count, "staleness": seen, "dropped": stats.dropped}
 
     def _check_weights(self, iteration: int, loss: float) -> None:
         who = f"worker {self.role.rank}: " if self.role.world > 1 else ""

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from contextlib import ExitStack
 from typing import NoReturn
 
+import numpy as np
 import torch
 
 import smb
 from prototxt.errors import PrototxtError
 from shmtrain.config import TrainConfig
-from shmtrain.counting import LocalCounting
+from shmtrain.counting import Counting, LocalCounting
+from shmtrain.crowd import Crowd
 from shmtrain.exchange import open_exchange
-from shmtrain.exchange.base import Exchange, Meeting
+from shmtrain.exchange.base import Alpha, Exchange, Lockstep, Meeting, Vectors
+from shmtrain.exchange.following import Following
 from shmtrain.exchange.none import NoExchange
 from shmtrain.exchange.termination import Place, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
@@ -23,6 +27,7 @@ from shmtrain.handover import Console, Handover, counter_key, worker_threads
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
 from shmtrain.log import Log, number, tell
+from shmtrain.method import moving_rate
 from shmtrain.options import ConfigError
 from shmtrain.reports import Reports
 from shmtrain.rescue import Rescue
@@ -31,6 +36,7 @@ from shmtrain.snapshot import SnapshotError
 from shmtrain.trainer import Diverged, Summary, Trainer
 from shmtrain.watch import unblock
 
+WARM_POLL = 0.02
 FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, OSError)
 
 
@@ -47,6 +53,25 @@ def run_alone(config: TrainConfig, console: Console) -> int:
             reports.log.error(str(error))
             return 1
     return 0
+
+
+def vectors(learner: Learner) -> Vectors:
+    """What an exchange may see and change of a worker."""
+    params, rule = learner.params, learner.config.rule
+    multipliers = np.ones(params.trained, np.float32)
+    for run in params.runs:
+        multipliers[run.slice] = run.lr_mult
+    return Vectors(
+        weights=params.array,
+        gradient=params.gradient.numpy(),
+        trained=params.trained,
+        statistics=params.frozen_stop,
+        history=tuple(vector.numpy() for vector in learner.updater.history),
+        momentum=rule.momentum if rule.type == "SGD" else None,
+        multipliers=None if bool((multipliers == 1).all()) else multipliers,
+        passes=rule.iter_size,
+        updates=learner.updater,
+    )
 
 
 def _loop(trainer: Trainer, console: Console) -> None:
@@ -123,13 +148,40 @@ class _Worker:
         center = self._meet(box, learner)
         self._rescue.hold(learner, center, progress)
         member.wait_for_all(handover.console.stuck)
-        place = Place(progress, handover.rank, learner.iteration, self._config.schedule.max_iter)
         sharing = self._config.sharing
-        counting = open_counting(sharing.termination, place, lambda: self._tickets(box), handover.tickets)
-        exchange = open_exchange(sharing.algorithm, self._meeting(member, center, learner))
+        crowd = Crowd(box, handover.job, handover.rank, handover.world, progress, sharing.method.wait_limit)
+        if sharing.method.warm_start:
+            self._let_the_first_begin(member, center, learner)
+        exchange = open_exchange(sharing.algorithm, self._meeting(crowd, member, center, learner))
+        stack.callback(getattr(exchange, "close", lambda: None))
+        counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
         _loop(Trainer(learner, exchange, counting, member, self._reports), handover.console)
         member.enter(State.CLOSED)
+
+    def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> Counting:
+        handover, max_iter = self._handover, self._config.schedule.max_iter
+        place = Place(crowd.progress, handover.rank, learner.iteration, max_iter)
+        if isinstance(exchange, Lockstep):
+            return Following(place, exchange)
+        rule = self._config.sharing.termination
+        return open_counting(rule, place, lambda: self._tickets(crowd.box), handover.tickets)
+
+    def _let_the_first_begin(self, member: Member, center: smb.Segment, learner: Learner) -> None:
+        """A warm start: only the worker that leads trains at first; the others then take its center.
+
+        It ends as soon as that worker dies or ends, too.
+        """
+        if member.leads:
+            return
+        member.enter(State.WAITING)
+        count = self._config.sharing.method.warm_start
+        while (rows := member.progress.rows()).total < count and not member.leads:
+            if rows.gone(rows.leader):
+                break
+            time.sleep(WARM_POLL)
+        center.read(learner.params.array)
+        member.enter(State.READY)
 
     def _meet(self, box: smb.Box, learner: Learner) -> smb.Segment:
         """The job's center: whoever is first gives its weights, all others take them."""
@@ -162,18 +214,29 @@ class _Worker:
         grace.begin()
         return Missing(exchange, grace)
 
-    def _meeting(self, member: Member, center: smb.Segment, learner: Learner) -> Meeting:
+    def _meeting(self, crowd: Crowd, member: Member, center: smb.Segment, learner: Learner) -> Meeting:
         sharing = self._config.sharing
         return Meeting(
             center=center,
-            local=learner.params.array,
-            alpha=sharing.alpha,
+            vectors=vectors(learner),
+            alpha=self._alpha(crowd),
             tau=sharing.tau,
             way=sharing.exchange,
+            method=sharing.method,
+            crowd=crowd,
             threads=torch.get_num_threads(),
+            iterations=max(self._config.schedule.max_iter - learner.iteration, 0),
+            base_rate=self._config.rate.base,
             open_pair=self._open_pair,
             joined=lambda: member.join(self._handover.console.stuck),
         )
+
+    def _alpha(self, crowd: Crowd) -> Alpha:
+        """The moving rate: as told, or beta / N with the N of now."""
+        sharing = self._config.sharing
+        if sharing.method.beta is None:
+            return lambda: sharing.alpha
+        return lambda: moving_rate(sharing.algorithm, crowd.rows.active, sharing.method)
 
     def _open_pair(self) -> tuple[smb.Segment, smb.Segment]:
         """Another connection, for another thread: this worker's own segment and the center."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +53,7 @@ class Worker:
     gradient: Callable[[npt.NDArray[Any], int, int], Any] = gradient
     rate: float = RATE
     steps: int = 0
-    done: list[int] = field(default_factory=list)  # the job's iterations that its steps began at
+    pool: ThreadPoolExecutor | None = None  # its own thread: what it opened must not end with another one
 
     @property
     def weights(self) -> F32:
@@ -126,13 +127,11 @@ def open_job(address: str, recipe: Recipe) -> Job:
     progress = Progress.create(box, JOB, recipe.world)
     box.create(f"{JOB}/center", count=recipe.n, initial=start(n=recipe.n), lifetime="attached")
     job = Job(box, progress)
-    opened: dict[int, Worker] = {}
-
-    def open_one(rank: int) -> None:
-        opened[rank] = open_worker(address, recipe, rank)
-
-    in_threads([lambda rank=rank: open_one(rank) for rank in range(recipe.world)])  # type: ignore[misc]
-    job.workers = [opened[rank] for rank in range(recipe.world)]
+    pools = [ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}") for rank in range(recipe.world)]
+    opening = [pool.submit(open_worker, address, recipe, rank) for rank, pool in enumerate(pools)]
+    job.workers = [future.result(30) for future in opening]
+    for worker, pool in zip(job.workers, pools, strict=True):
+        worker.pool = pool
     return job
 
 
@@ -196,4 +195,6 @@ def in_threads(calls: Sequence[Callable[[], None]], timeout: float = 60.0) -> No
 
 def together(workers: Sequence[Worker], steps: int) -> None:
     """Each worker in a thread of its own."""
-    in_threads([lambda w=w: w.run(steps) for w in workers])  # type: ignore[misc]
+    running = [w.pool.submit(w.run, steps) for w in workers if w.pool]
+    for future in running:
+        future.result(60)
