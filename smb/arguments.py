@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 
 EPILOG = (
     "ADDRESS is unix:PATH or tcp://HOST:PORT, or several with commas that make one box; without it "
-    "$SMB_ADDRESS, else the user's own daemon at the default socket. For --token, --tls-*: $SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
+    "$SMB_ADDRESS, else the user's own daemon at the default socket. For --token, --tls-*: "
+    "$SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
 )
 
 
