@@ -60,6 +60,8 @@ def test_a_client_is_shown_with_what_it_did(served: Daemon, watcher: Box, scheme
         center.accumulate(local)
         center.exchange(local, 0.5)
         center.read(local)
+        # the daemon counts a reply once it is sent, and the client may have it by then
+        assert wait_for(lambda: row_of(watcher, "worker").bytes_out >= 2 * NBYTES)
         row = row_of(watcher, "worker")
         assert (row.pid, row.segments, row.counted) == (os.getpid(), 1, True)
         assert row.transport == {"unix:": "shm", "tcp:": "tcp"}[scheme]
