@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import smb
-from tests.smb.processes import ROOT, ServeProcess
+from tests.smb.certificates import Authority
+from tests.smb.processes import ROOT, Program, ServeProcess
 
 
 def run(*words: str, stdin: bytes = b"", address: str | None = None) -> tuple[int, bytes, str]:
@@ -150,3 +151,51 @@ def test_a_reader_that_goes_away_is_no_crash(process: ServeProcess) -> None:
         command = f"{sys.executable} -m smb.cli get c - -a {process.address} | head -c 10"
         done = subprocess.run(command, shell=True, capture_output=True, cwd=ROOT, timeout=60)
         assert (done.returncode, len(done.stdout), done.stderr) == (0, 10, b"")
+
+
+def test_a_token_opens_a_daemon_over_tcp_and_tls_by_argument_and_by_variable(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    token, other = str(folder / "token"), str(folder / "other")
+    for path in (token, other):
+        code, told, _ = run("token", path)
+        assert (code, told.decode().partition(": ")[0]) == (0, path)
+        assert Path(path).read_text().strip() not in told.decode()
+    code, _, error = run("token", token)
+    assert (code, error) == (1, f"smb: {token} exists already; it was left alone\n")
+    own, mine = (Authority.make(folder, "ca").sign(name) for name in ("daemon", "worker"))
+    tls = ["--tls-cert", f"{own.certificate}", "--tls-key", f"{own.key}", "--tls-ca", f"{own.ca}"]
+    with Program("-m", "smb.cli", "serve", "--tcp", "localhost:0", "--token", token, *tls) as daemon:
+        address = daemon.line().split()[-1]
+        files = ["--tls-ca", f"{mine.ca}", "--tls-cert", f"{mine.certificate}", "--tls-key", f"{mine.key}"]
+        assert run("ls", "-a", address, "--token", token, *files)[0] == 0
+        code, _, error = run("ls", "-a", address, "--token", other, *files)
+        assert (code, error[:16]) == (1, "smb: wrong token")
+        assert run("ls", "-a", address, "--token", token, *files[:2])[0] == 1
+        for name, value in zip(("SMB_TLS_CA", "SMB_TLS_CERT", "SMB_TLS_KEY"), files[1::2], strict=True):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("SMB_TOKEN_FILE", token)
+        assert run("put", "w", "-", "-a", address, stdin=bytes(40))[0] == 0
+        assert run("get", "w", "-", "-a", address)[1] == bytes(40)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--max-clients", "0"], "'0' is no whole number above 0"),
+        (
+            ["--tcp", "127.0.0.1:0", "--token", "/no/such"],
+            "token file /no/such: No such file or directory (`smb token",
+        ),
+        (
+            ["--tcp", "127.0.0.1:0", "--tls-ca", "/no/such"],
+            "a daemon needs a certificate for TLS (--tls-cert)",
+        ),
+        (["--tcp", "127.0.0.1:0", "--tls-cert", "/no/such"], "TLS certificate /no/such: No such file"),
+        (["--tcp", "127.0.0.1"], "bad address '127.0.0.1': HOST:PORT is expected"),
+    ],
+)
+def test_what_serve_cannot_listen_with_is_named(words: list[str], message: str) -> None:
+    code, _, error = run("serve", *words)
+    assert code in (1, 2)
+    assert message in error
