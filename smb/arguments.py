@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EPILOG = (
-    "ADDRESS is unix:PATH or tcp://HOST:PORT, or several with commas that make one box; without it "
-    "$SMB_ADDRESS, else the user's own daemon at the default socket. For --token, --tls-*: "
+    "ADDRESS is unix:PATH, tcp://HOST:PORT or rdma://HOST:PORT, or several with commas that make one box; "
+    "without it $SMB_ADDRESS, else the user's own daemon at the default socket. For --token, --tls-*: "
     "$SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
 )
 
@@ -110,6 +110,11 @@ def parser() -> argparse.ArgumentParser:
 def add_access(serve: argparse.ArgumentParser) -> None:
     """Who may come in over a network, and how much of the daemon they may use."""
     serve.add_argument("--tcp", metavar="HOST:PORT", help="listen here too; * is every address of this host")
+    serve.add_argument(
+        "--rdma",
+        metavar="HOST:PORT",
+        help="serve RDMA, set up over this TCP port ($SMB_RDMA: by which device)",
+    )
     serve.add_argument(
         "--token",
         metavar="FILE",

@@ -55,6 +55,7 @@ def serve(options: argparse.Namespace) -> int:
     with start(
         options.unix,
         tcp=options.tcp,
+        rdma=options.rdma,
         token=options.token,
         tls=tls_files(options),
         insecure=options.insecure,
