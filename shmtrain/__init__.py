@@ -5,15 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from shmtrain.loop import Exchange
     from shmtrain.pycaffe.solver import Solver
 
-__all__ = ["Solver"]
+__all__ = ["Exchange", "Solver"]
 
 
 def __getattr__(name: str) -> Any:
-    """``shmtrain.Solver`` loads torch; ``import shmtrain`` alone does not."""
+    """``Solver`` and ``Exchange`` load torch; ``import shmtrain`` alone does not."""
     if name == "Solver":
         from shmtrain.pycaffe.solver import Solver
 
         return Solver
+    if name == "Exchange":
+        from shmtrain.loop import Exchange
+
+        return Exchange
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

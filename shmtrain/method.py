@@ -208,6 +208,8 @@ def figures(sharing: Sharing) -> list[str]:
     if m.beta is not None:
         words["beta"] = f"alpha follows {m.beta:g}/N"
     shown = [text for name, text in words.items() if name in entry.options]
+    if sharing.algorithm == "hybrid":
+        shown.insert(0, f"S{m.group_size}xA{-(-sharing.workers // m.group_size)}")
     for field in fields(m):
         value = getattr(m, field.name)
         if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none"):

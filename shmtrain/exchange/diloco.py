@@ -68,6 +68,13 @@ class _Inner:
             self._end_round()
         self._meeting.joined()
 
+    def vectors(self) -> dict[str, F32]:
+        """What a resumed worker goes on from, live."""
+        return {"base": self._base}
+
+    def resume(self, steps: int) -> None:
+        self._steps = steps % self._meeting.tau
+
     def _end_round(self) -> None:
         with self.stats.exchange():
             self._outer_step()
@@ -101,6 +108,9 @@ class Diloco(_Inner):
     def after_update(self, step: int) -> None:
         self.completed += self._members
         super().after_update(step)
+
+    def vectors(self) -> dict[str, F32]:
+        return {**super().vectors(), "momentum": self._momentum}
 
     def center(self, out: F32) -> None:
         self._meeting.center.read(out)

@@ -82,6 +82,13 @@ class Downpour:
             self._push()
         self._meeting.joined()
 
+    def vectors(self) -> dict[str, F32]:
+        """What a resumed worker goes on from, live."""
+        return {"base": self._base, "owed": self._owed}
+
+    def resume(self, steps: int) -> None:
+        self._steps = steps % self._meeting.method.n_push
+
     def _take_change(self) -> None:
         with np.errstate(all="ignore"):  # values that are no numbers are the box's to refuse
             self._owed += self._local - self._base
@@ -129,6 +136,9 @@ class Adagrad(Downpour):
         step = self._rate * np.float32(weight) * self._sum / (np.sqrt(history) + TINY)
         self._owed[: self._trained] = -step
         self._center.accumulate(self._owed, threads=self._meeting.threads)
+
+    def vectors(self) -> dict[str, F32]:
+        return {**super().vectors(), "sum": self._sum}
 
     def _push(self) -> None:
         super()._push()

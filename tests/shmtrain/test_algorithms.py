@@ -52,6 +52,7 @@ def test_a_job_ends_and_says_what_a_step_means(tmp_path: Path, algorithm: str) -
     assert METHODS[algorithm].title in job.text
     assert "Learning rate for 3 workers" in job.text
     assert "Optimization Done." in job.text
+    assert ("S2xA2" in job.text) == (algorithm == "hybrid")
     (model,) = tmp_path.glob("m_iter_*.caffemodel")
     assert np.isfinite(weights(model)).all()
     if algorithm not in ("hybrid", "sync"):

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from shmtrain.exchange.staleness import Staleness
-from shmtrain.method import Method
+from shmtrain.group import Column, State
+from shmtrain.method import Method, moving_rate
 from shmtrain.options import ConfigError
 from tests.shmtrain.crowds import F64, RATE, Recipe, close, gradient, open_job, start
 
@@ -171,6 +172,60 @@ def test_local_workers_never_meet(address: str) -> None:
     close(job.center, want.x[0])
 
 
+@pytest.mark.parametrize("tau", [1, 2])
+def test_an_overlapped_exchange_reaches_the_weights_when_the_next_begins(address: str, tau: int) -> None:
+    job, want = open_job(address, Recipe("seasgd", 2, METHOD, ALPHA, tau, way="overlapped")), Lines.of(2)
+    owed = [np.zeros(600), np.zeros(600)]
+    for step in range(STEPS):
+        for rank, worker in enumerate(job.workers):
+            worker.forward()
+            worker.exchange._update.wait()  # type: ignore[attr-defined]  # the order of the two is known so
+            worker.update()
+            if step % tau == 0:
+                want.x[rank] = want.x[rank] - owed[rank]
+                owed[rank] = ALPHA * (want.x[rank] - want.center)
+                want.center = want.center + owed[rank]
+            want.x[rank] = want.x[rank] - RATE * gradient(want.x[rank], rank, step)
+            close(worker.weights, want.x[rank])
+        close(job.center, want.center)
+    for rank, worker in enumerate(job.workers):
+        worker.exchange.finish()
+        x = want.x[rank] - owed[rank]
+        d = ALPHA * (x - want.center)
+        want.center = want.center + d
+        close(worker.weights, x - d)
+    close(job.center, want.center)
+
+
+def test_a_center_read_ahead_is_that_after_the_workers_own_increment(address: str) -> None:
+    job, want = open_job(address, Recipe("seasgd", 2, METHOD, ALPHA, way="read-ahead")), Lines.of(2)
+    ahead: list[F64 | None] = [None, None]
+    for step in range(STEPS):
+        for rank, worker in enumerate(job.workers):
+            worker.forward()
+            worker.exchange._wait()  # type: ignore[attr-defined]
+            worker.update()
+            read = ahead[rank]
+            d = ALPHA * (want.x[rank] - (want.center if read is None else read))
+            want.center = want.center + d
+            ahead[rank] = want.center
+            want.x[rank] = want.x[rank] - d
+            want.x[rank] = want.x[rank] - RATE * gradient(want.x[rank], rank, step)
+            close(worker.weights, want.x[rank])
+        close(job.center, want.center)
+
+
+def test_alpha_follows_those_that_take_part(address: str) -> None:
+    job = open_job(address, Recipe("seasgd", 4, METHOD))
+    assert moving_rate("seasgd", job.progress.rows().active, Method()) == pytest.approx(0.9 / 4)
+    job.bury(1)
+    assert moving_rate("seasgd", job.progress.rows().active, Method()) == pytest.approx(0.9 / 3)
+    job.progress.put(1, Column.STATE, State.TRAINING)  # another one in its place
+    job.progress.put(2, Column.STATE, State.FINISHED)  # its share lies in the center
+    assert moving_rate("seasgd", job.progress.rows().active, Method()) == pytest.approx(0.9 / 4)
+    assert moving_rate("hybrid", 4, Method()) == pytest.approx(0.9 / 2)
+
+
 # Staleness -----------------------------------------------------------------------------------------------
 
 WEIGHTS = {
@@ -232,8 +287,6 @@ def test_who_is_dropped_still_follows_the_center(address: str) -> None:
 
 
 def test_a_bounded_worker_waits_for_the_slowest_and_names_it(address: str) -> None:
-    from shmtrain.group import Column
-
     method = replace(METHOD, staleness="bounded:2", wait_limit=0.3)
     job = open_job(address, Recipe("seasgd", 2, method))
     first = job.workers[0]
