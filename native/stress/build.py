@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 KERNELS = ["kernels", "copy", "convert"]
 OBJECTS = {
     "kernel_variants": KERNELS,
-    "segment_stress": [*KERNELS, "robust", "pool", "region", "passes", "operations"],
+    "segment_stress": [*KERNELS, "robust", "pool", "region", "passes", "operations", "vectors"],
 }
 COMMON = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread"]
 

@@ -3,7 +3,7 @@
 //     segment_stress SECONDS [--plant race|overrun|shift]
 //
 // Every thread draws operations by chance: exchange, accumulate (from memory and from another segment), write
-// and read of whole chunks, repair, waiting for a version. The last chunks take exchanges only and are checked
+// and read of whole chunks, vector operations, repair, waiting for a version. The last chunks take exchanges only and are checked
 // for conservation at the end; chunk 0 takes writes of one value only and is checked in every read. --plant does
 // one forbidden thing on purpose, so that a sanitizer that sees nothing is noticed: an update without the
 // lock, a read past the end of an array, a shift by too much.
@@ -22,6 +22,7 @@
 
 #include "smb/kernels.hpp"
 #include "smb/operations.hpp"
+#include "smb/vectors.hpp"
 
 namespace {
 
@@ -58,11 +59,11 @@ void must(const smb::Outcome& outcome) {
 class Worker {
  public:
   Worker(const smb::Region& center, const smb::Region& delta, unsigned seed)
-      : x(kSummed, static_cast<float>(seed)), center_(center), delta_(delta), dice_(seed), buffer_(kChunks * kPerChunk) {}
+      : x(kSummed, static_cast<float>(seed)), center_(center), delta_(delta), dice_(seed), buffer_(2 * kChunks * kPerChunk) {}
 
   void run() {
     while (!stop.load()) {
-      one_operation(dice_() % 8);
+      one_operation(dice_() % 11);
       operations.fetch_add(1, std::memory_order_relaxed);
     }
   }
@@ -91,9 +92,27 @@ class Worker {
     } else if (which == 6) {
       center_.count_update();
       smb::repair(center_, [](uint32_t tid) { return !smb::thread_exists(tid); });
+    } else if (which == 7) {
+      combine(threads);
+    } else if (which == 8) {
+      smb::SumPass pass(center_, dice_() % 2 ? &delta_ : &center_, kChunks * kPerChunk);
+      must(smb::run_pass(pass, threads, patient));
+    } else if (which == 9) {
+      smb::ReadPass pass(center_, 0, kChunks * kPerChunk, buffer_.data());
+      pass.spread({1, 2}, kPerChunk);  // every second chunk of the buffer, the last one to its end
+      must(smb::run_pass(pass, threads, patient));
     } else {
       center_.await_version(center_.head().version.load() + 1, 1000000);
     }
+  }
+
+  // Chunks 1 and 2, which hold what comes.
+  void combine(size_t threads) {
+    smb::ScalePass scale(center_, kPerChunk, 2 * kPerChunk, 0.5f);
+    smb::FillPass fill(center_, kPerChunk + 7, kPerChunk, 1.0f);
+    smb::CopySegmentPass copy(center_, kPerChunk / 2 + kPerChunk, kPerChunk, delta_);
+    smb::Pass* const passes[] = {&scale, &fill, &copy};
+    must(smb::run_pass(*passes[dice_() % 3], threads, patient));
   }
 
   void read_all(size_t threads) {
