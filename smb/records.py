@@ -454,8 +454,8 @@ FLOAT32 = 3.4028234663852886e38
 class Combine:
     """A vector operation on x, elements [offset, offset + count) of a segment, where they lie.
 
-    copy x = y, scale x = a x, axpy x = x + a y, fill x = a; all but copy need float32. y is the source from its
-    element 0 on. axpy refuses NaN and Inf as Accumulate does.
+    copy x = y, scale x = a x, axpy x = x + a y, fill x = a; all but copy need float32. y is the source from
+    its element 0 on. axpy refuses NaN and Inf as Accumulate does.
     """
 
     how: Annotated[str, Choice(COMBINATIONS)]
