@@ -10,6 +10,7 @@ process at the first wrong access.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import re
@@ -19,8 +20,12 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import coverage
+
+if TYPE_CHECKING:
+    from tests.smb.frames import Attacker
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -46,6 +51,14 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def knock(attacker: Attacker, data: bytes) -> None:
+    """The same frame from somebody who has proved nothing: refused, or nothing is said."""
+    with attacker.connect() as sock, contextlib.suppress(OSError):
+        sock.sendall(data)
+        answer = attacker.reply(sock)
+        assert answer is None or answer[0].status or answer[0].operation == 30
+
+
 def attack(path: Path, over: str, count: int, seed: int) -> Counter[str]:
     import numpy as np
 
@@ -65,6 +78,8 @@ def attack(path: Path, over: str, count: int, seed: int) -> Counter[str]:
                 frame = frames.next()
                 record = attacker.attack(frame)
                 frames.learn(record)
+                if over == "tcp" and number % 20 == 0:
+                    knock(attacker, frame.data)
                 kinds[frame.kind] += 1
                 kinds[f"answered by {type(record).__name__}"] += 1
                 if number % 100 == 0:
@@ -127,9 +142,9 @@ def native_coverage() -> None:
     for data in sorted((ROOT / "build" / "asan").rglob("native/net/*.gcda")):
         command = ["gcov", "--branch-probabilities", "--no-output", "--demangled-names", str(data)]
         told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-        found = re.search(rf"File '[^']*{data.stem}\.cpp'\n(.*?)\n\n", told, re.DOTALL)
+        found = re.search(rf"File '[^']*{data.stem}\.cpp'\n(.*?)(\nFile |\Z)", told, re.DOTALL)
         if found:
-            figures = re.findall(r"(Lines executed|Taken at least once):([\d.]+%) of (\d+)", found[1])
+            figures = re.findall(r"(Lines executed|Taken at least once):([\d.]+%) of (\d+)", found[1])[:2]
             shown = ", ".join(f"{what.lower()} {part} of {all_}" for what, part, all_ in figures)
             print(f"native/net/{data.stem}.cpp: {shown}")
 

@@ -220,12 +220,14 @@ class Attacker:
     def open(self, greet: bool = True) -> socket.socket:
         sock = self.connect()
         if greet:
+            sock.settimeout(30)  # what is right gets its answer, however busy the machine is
             if self.token:
                 auth.introduce(lambda record: self.ask(sock, record), self.token)
             greeting = hello(self.session, self.secret, "fuzz", mapped=not self.remote)
             welcome = self.ask(sock, replace(greeting, stream=self.stream))
             assert isinstance(welcome, protocol.Welcome), welcome
             self.session, self.secret, self.stream = welcome.session, welcome.secret, welcome.stream
+        sock.settimeout(self._patience)
         return sock
 
     @property
@@ -234,7 +236,7 @@ class Attacker:
 
     def connect(self) -> socket.socket:
         if self.remote:
-            sock = socket.create_connection(network.parse(self.where.removeprefix("tcp://")), self._patience)
+            sock = socket.create_connection(network.parse(self.where.removeprefix("tcp://")), 30)
         else:
             sock = socket.socket(socket.AF_UNIX)
             sock.connect(self.where)
