@@ -370,7 +370,7 @@ class Channel:
         self._ended = self.closed = True
 
     def close(self) -> None:
-        """Any thread. One that works stops, and closes it when nobody refers to it any more. Twice is fine."""
+        """Any thread. One that works stops, and is closed when nobody refers to it any more."""
         self.end()
         if self._lock.acquire(timeout=SLICE):
             self.closed = True
