@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from smb.options import ServeOptions
     from smb.protocol import Stat
     from smb.server import Daemon
+    from smb.transport.arrays import DeviceMemory
     from smb.tls import Tls
     from smb.waiting import Counter, Lock
 
@@ -48,6 +49,7 @@ __all__ = [
     "Closed",
     "Counter",
     "Daemon",
+    "DeviceMemory",
     "KeyExists",
     "Limits",
     "Lock",
@@ -78,6 +80,7 @@ _LAZY = {
     "Lock": "smb.waiting",
     "Segment": "smb.client",
     "Daemon": "smb.server",
+    "DeviceMemory": "smb.transport.arrays",
     "Stat": "smb.protocol",
     "Limits": "smb.limits",
     "ServeOptions": "smb.options",
