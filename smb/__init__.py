@@ -38,8 +38,8 @@ if TYPE_CHECKING:
     from smb.options import ServeOptions
     from smb.protocol import Stat
     from smb.server import Daemon
-    from smb.transport.arrays import DeviceMemory
     from smb.tls import Tls
+    from smb.transport.arrays import DeviceMemory
     from smb.waiting import Counter, Lock
 
 __version__ = "0.1.0"
