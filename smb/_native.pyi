@@ -273,6 +273,10 @@ class Stream:
     @property
     def shadow_bytes(self) -> int: ...
     @property
+    def staleness(self) -> int:
+        """Updates by others between the last exchange and this stream's update before it; else -1."""
+
+    @property
     def last_seen(self) -> float:
         """time.monotonic() of the last data frame; 0 before the first."""
 

@@ -162,6 +162,7 @@ void bind_daemon(py::module_& m) {
   stream.def_property_readonly("last_seen", [](const net::Stream& self) {
     return static_cast<double>(self.counters.last_seen.load()) * 1e-9;
   });
+  stream.def_property_readonly("staleness", [](const net::Stream& self) { return self.counters.staleness.load(); });
   m.attr("MAX_DATA_BODY") = net::kMaxBody;
   py::dict heads;
   for (uint16_t code = 0; code < 64; ++code) {

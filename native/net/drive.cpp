@@ -14,6 +14,7 @@ namespace {
 
 constexpr int64_t kSliceNs = 200000000;
 constexpr int64_t kAskNs = 20000000;
+constexpr size_t kLowWater = 64 << 10;
 constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
 
 // Bytes moved; 0 when it would block.
@@ -45,11 +46,32 @@ size_t send(Transfer& transfer, int fd, bool* waiting) {
   return bytes;
 }
 
+// Lets poll sleep until a good part of what is expected has come: a wake for each packet costs more than its copy.
+class LowWater {
+ public:
+  explicit LowWater(int fd) : fd_(fd) {}
+  ~LowWater() { set(1); }
+  LowWater(const LowWater&) = delete;
+  LowWater& operator=(const LowWater&) = delete;
+
+  // Unix sockets know none, which is fine.
+  void set(size_t expected) {
+    const int bytes = static_cast<int>(std::min(expected, kLowWater));
+    if (bytes != now_) setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+    now_ = bytes;
+  }
+
+ private:
+  const int fd_;
+  int now_ = 1;
+};
+
 }  // namespace
 
 void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted) {
   int64_t deadline = monotonic_ns() + timeout_ns, asked = deadline - timeout_ns;
   bool given_up = false;
+  LowWater water(fd);
   while (!transfer.finished()) {
     bool waiting = false;
     const size_t out = send(transfer, fd, &waiting);
@@ -61,6 +83,8 @@ void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<b
     const int64_t now = monotonic_ns();
     if (deadline == 0) deadline = now + timeout_ns;
     if (now >= deadline) throw LineError{LineError::late, 0, "nothing moved"};
+    const size_t expected = transfer.expecting() ? transfer.incoming().iov_len : 1;
+    water.set(expected > kLowWater / 4 ? expected : 1);  // not worth two calls for less
     pollfd entry{fd, static_cast<short>((waiting ? POLLOUT : 0) | POLLIN), 0};
     const timespec slice{0, std::min(kSliceNs, deadline - now)};
     const int ready = ppoll(&entry, 1, &slice, nullptr);

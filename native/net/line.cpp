@@ -16,7 +16,18 @@ namespace {
 constexpr double kMaxSeconds = 1e9;
 constexpr int64_t kSliceNs = 5000000000;  // after which a call that waits comes back to look at its deadline
 
-int milliseconds(int64_t ns) { return static_cast<int>(std::min<int64_t>(std::max<int64_t>(ns, 0) / 1000000 + 1, 1000000)); }
+int milliseconds(int64_t ns) {
+  return static_cast<int>(std::min<int64_t>(std::max<int64_t>(ns, 0) / 1000000 + 1, 1000000));
+}
+
+// Takes away what was sent (negative: nothing); how many parts are left, moved to the front.
+size_t unsent(iovec* parts, size_t count, ssize_t sent) {
+  size_t left = static_cast<size_t>(std::max<ssize_t>(sent, 0)), first = 0;
+  while (first < count && left >= parts[first].iov_len) left -= parts[first++].iov_len;
+  if (first < count) parts[first] = {static_cast<char*>(parts[first].iov_base) + left, parts[first].iov_len - left};
+  std::copy(parts + first, parts + count, parts);
+  return count - first;
+}
 
 int64_t reply_deadline(const iovec* parts, size_t count) {
   int64_t deadline = monotonic_ns() + kReplyNs;
@@ -91,23 +102,25 @@ void Line::skip(size_t size) {
   }
 }
 
+size_t Line::send_some(iovec* parts, size_t count) const {
+  msghdr message{};
+  message.msg_iov = parts;
+  message.msg_iovlen = count;
+  const ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+  return unsent(parts, count, sent);
+}
+
 void Line::send(iovec* parts, size_t count) {
   int64_t deadline = 0;  // counted from when the peer first takes less than all
   for (;;) {
     msghdr message{};
     message.msg_iov = parts;
     message.msg_iovlen = count;
-    ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | (blocking_ ? 0 : MSG_DONTWAIT));
+    const ssize_t sent = sendmsg(fd_, &message, MSG_NOSIGNAL | (blocking_ ? 0 : MSG_DONTWAIT));
     if (sent < 0 && errno == EINTR) continue;
     if (sent < 0 && errno != EAGAIN) throw LineError{LineError::failed, errno, "sending"};
-    sent = std::max<ssize_t>(sent, 0);
-    while (count > 0 && static_cast<size_t>(sent) >= parts->iov_len) {
-      sent -= static_cast<ssize_t>(parts->iov_len);
-      ++parts, --count;
-    }
+    count = unsent(parts, count, sent);
     if (count == 0) return;
-    parts->iov_base = static_cast<char*>(parts->iov_base) + sent;
-    parts->iov_len -= static_cast<size_t>(sent);
     if (deadline == 0) deadline = reply_deadline(parts, count);
     await(POLLOUT, deadline, "the peer takes no replies");
   }

@@ -35,6 +35,9 @@ class Line {
   void skip(size_t size);
   // All of it; parts is changed. Throws LineError.
   void send(iovec* parts, size_t count);
+  // What the socket has room for now, without waiting; parts then holds the rest, and how many there are is
+  // returned. An error shows at the next send.
+  size_t send_some(iovec* parts, size_t count) const;
 
   // Sleeps for so long or until the peer or another thread ends the stream.
   void rest(int64_t for_ns) const;

@@ -89,9 +89,9 @@ void Transfer::apply_exchange(const Flight& flight) {
   float* local = floats_at(flight);
   if (!flight.encoded) {
     accumulate_f32(local, reply_->floats(), -1.0f, flight.count);
-    if (flight.wire == kAnew) {
-      std::memcpy(stream_.shadows.keep(order_.segment, flight.begin, flight.count), local, flight.count * sizeof(float));
-    }
+    if (flight.wire != kAnew) return;
+    float* kept = stream_.shadows.keep(order_.segment, flight.begin, flight.count);
+    std::memcpy(kept, local, flight.count * sizeof(float));
     return;
   }
   float* shadow = stream_.shadows.find(order_.segment, flight.begin, flight.count);

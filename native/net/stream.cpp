@@ -78,8 +78,8 @@ void Stream::answer(Line& line, Request& request) {
   line.expect(header.length);
   if (header.length < head) {
     line.skip(header.length);
-    const Refusal refusal = refuse(kProtocolError, "operation %u: a body of %u bytes, %zu are its head", header.operation,
-                                   header.length, head);
+    const Refusal refusal = refuse(kProtocolError, "operation %u: a body of %u bytes, its head has %zu",
+                                   header.operation, header.length, head);
     return send(line, header.operation, header.number, refusal, nullptr, 0);
   }
   line.receive(request.head, head);
@@ -110,7 +110,8 @@ std::string Stream::handle(const Header& header, const char* body) {
   request.header = header;
   const size_t head = head_bytes(header.operation);
   if (!is_data(header) || header.length < head) {
-    throw refuse(kProtocolError, "operation %u with a body of %u bytes is no data request", header.operation, header.length);
+    throw refuse(kProtocolError, "operation %u with a body of %u bytes is no data request", header.operation,
+                 header.length);
   }
   take_turn(nullptr);
   count_in(request);
@@ -205,7 +206,8 @@ Stream::Checked Stream::check(const Request& request) const {
   return checked;
 }
 
-// Sends the range chunk by chunk, each copied out whole first: straight from the mapping it could tear.
+// Sends the range chunk by chunk. Straight from the mapping a chunk could tear, so it is copied out whole first, or
+// sent under its lock.
 void Stream::answer_read(Line& line, const Request& request, const Entry& entry) {
   const ReadHead& head = request.read;
   const size_t item = entry.dtype.size, total = head.count * item;
@@ -218,14 +220,45 @@ void Stream::answer_read(Line& line, const Request& request, const Entry& entry)
   for (size_t done = 0; done < head.count;) {
     const size_t at = head.offset + done;
     const size_t length = std::min(head.count - done, per_chunk - at % per_chunk);
-    const Refusal refusal = read_piece(head.segment, entry, at, length, out);
-    if (refusal && done == 0) return send(line, kRead, header.number, refusal, nullptr, 0);
-    if (refusal) throw LineError{LineError::late, 0, "a read's later chunk could not be had"};
-    iovec parts[2] = {{&header, sizeof header}, {out, length * item}};
-    line.send(done ? parts + 1 : parts, done ? 1 : 2);
+    iovec parts[2] = {{&header, sizeof header}, {entry.region->at(at), length * item}};
+    if (done) parts[0] = parts[1];
+    size_t left = done ? 1 : 2;
+    if (!send_in_place(line, entry, at, length, parts, &left, out)) {
+      const Refusal refusal = read_piece(head.segment, entry, at, length, out);
+      if (refusal && done == 0) return send(line, kRead, header.number, refusal, nullptr, 0);
+      if (refusal) throw LineError{LineError::late, 0, "a read's later chunk could not be had"};
+      parts[left - 1].iov_base = out;
+    }
+    if (left) line.send(parts, left);
     done += length;
   }
   counters.bytes_out.fetch_add(sizeof header + total, std::memory_order_relaxed);
+}
+
+// Under the chunk's lock, when nobody has it: sends what the socket has room for, at once, and copies the rest to
+// out. Saves the copy of a large read; holds the lock no longer than a writer does. False: nothing was done.
+bool Stream::send_in_place(Line& line, const Entry& entry, size_t offset, size_t count, iovec* parts, size_t* left,
+                           char* out) {
+  const Region& region = *entry.region;
+  if (region.readonly() || count * region.item() <= kSmallRead) return false;
+  const Table::Pass pass(*table_);
+  if (!pass.granted()) throw revoked();
+  const size_t chunk = offset / region.per_chunk();
+  ChunkWords& words = region.words(chunk);
+  ThreadIdentity& me = this_thread();
+  if (owner_of(words.lock.load(std::memory_order_relaxed)) != 0 || !lock_try(words.lock, me)) return false;
+  if (words.sequence.load(std::memory_order_relaxed) & 1) {  // a dead writer's: as whole as it will be
+    region.begin_write(chunk);
+    region.finish_write(chunk);
+  }
+  *left = line.send_some(parts, *left);
+  if (*left) {
+    iovec& rest = parts[*left - 1];
+    std::memcpy(out, rest.iov_base, rest.iov_len);
+    rest.iov_base = out;
+  }
+  unlock(words.lock, me);
+  return true;
 }
 
 Refusal Stream::read_piece(uint64_t segment, const Entry& entry, size_t offset, size_t count, char* out) {
@@ -274,9 +307,8 @@ Refusal Stream::run(Pass& pass, uint64_t segment, const char* verb) {
   if (!one_chunk || !run_quickly(pass, outcome)) outcome = run_pass(pass, 1, still_waiting);
   if (outcome.kind == Outcome::done) return {};
   if (outcome.kind == Outcome::refused) {
-    return refuse(kNonFinite,
-                  "%s: element %zu of the segment (chunk %zu) would get NaN or Inf; nothing was done from its chunk on", verb,
-                  outcome.element, outcome.chunk);
+    return refuse(kNonFinite, "%s: element %zu of the segment would get NaN or Inf; nothing done from its chunk on",
+                  verb, outcome.element);
   }
   if (table_->revoked()) throw revoked();
   return refuse(kWaitTimeout, "%s: the lock of chunk %zu was not to be had for %.0f s", verb, outcome.chunk, waited);

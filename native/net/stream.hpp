@@ -4,6 +4,7 @@
 #include <atomic>
 #include <deque>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -40,6 +41,7 @@ struct StreamCounters {
   std::atomic<uint64_t> applied{0}, acknowledged{0}, held{0}, bytes_in{0}, bytes_out{0}, operations{0}, throttled{0};
   std::atomic<uint64_t> shadow_bytes{0};
   std::atomic<int64_t> last_seen{0};  // monotonic_ns
+  std::atomic<int64_t> staleness{-1};  // others' updates between the last exchange and this stream's update before it
 };
 
 class Stream {
@@ -74,11 +76,14 @@ class Stream {
 
   void answer(Line& line, Request& request);
   void answer_read(Line& line, const Request& request, const Entry& entry);
+  bool send_in_place(Line& line, const Entry& entry, size_t offset, size_t count, iovec* parts, size_t* left,
+                     char* out);
   Refusal read_piece(uint64_t segment, const Entry& entry, size_t offset, size_t count, char* out);
 
   AnswerPtr update(const Request& request, const Checked& checked, const std::shared_ptr<Buffer>& elements);
   AnswerPtr in_sequence(const Request& request);
   void settle(uint64_t acknowledged);
+  uint64_t counted(const Request& request, const Region& region);
   Refusal apply(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Answer& answer);
   Refusal exchange(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Answer& answer);
   Refusal exchange_quantised(const Request& request, const Entry& entry, Buffer& elements, Answer& answer);
@@ -97,6 +102,7 @@ class Stream {
   std::deque<AnswerPtr> kept_;
   Refusal failed_;  // of the operation under way: its later pieces are refused too
   Shadows shadows_;
+  std::map<uint64_t, uint64_t> seen_;  // segment: its version after this stream's last update
   double tokens_ = 0;
   int64_t filled_ = 0;
 };

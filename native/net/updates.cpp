@@ -29,6 +29,11 @@ AnswerPtr refused(const Request& request, Refusal refusal) {
   return answer;
 }
 
+Refusal would_spoil(size_t element) {
+  return refuse(kNonFinite, "exchange: element %zu of the segment would get NaN or Inf; nothing done from its chunk on",
+                element);
+}
+
 Refusal check_scalar(const Request& request) {
   const double scalar = request.header.operation == kAccumulateFrom ? request.from.scale : request.update.scalar;
   if (request.header.operation == kExchange) {
@@ -64,7 +69,8 @@ Refusal Stream::check_update(const Request& request, const Entry& entry) const {
   }
   const size_t per_chunk = entry.region->per_chunk();
   if (head.last > kUncounted || (head.count == 0 && head.last == kMore)) {
-    return refuse(kProtocolError, "%s: a piece of %llu elements with last %u", verb, static_cast<ull>(head.count), head.last);
+    return refuse(kProtocolError, "%s: a piece of %llu elements with last %u", verb, static_cast<ull>(head.count),
+                  head.last);
   }
   if (head.count > per_chunk - head.offset % per_chunk) {
     return refuse(kProtocolError, "%s: %llu elements at offset %llu do not lie in one chunk (%zu elements each)", verb,
@@ -102,7 +108,7 @@ AnswerPtr Stream::in_sequence(const Request& request) {
                                    static_cast<ull>(applied + 1)));
   }
   if (kept_.size() < options_.window) return nullptr;
-  return refused(request, refuse(kProtocolError, "sequence %llu: %zu replies are not acknowledged yet, at most that many are kept",
+  return refused(request, refuse(kProtocolError, "sequence %llu: %zu replies wait to be acknowledged, no more may",
                                  static_cast<ull>(sequence), kept_.size()));
 }
 
@@ -117,7 +123,7 @@ AnswerPtr Stream::update(const Request& request, const Checked& checked, const s
   if (checked.refusal) {
     answer->refusal = checked.refusal;
   } else if (failed_ && !only_ends) {
-    answer->refusal = {failed_.status, "not done, since an earlier piece of the operation was refused: " + failed_.message};
+    answer->refusal = {failed_.status, "not done, an earlier piece of the operation was refused: " + failed_.message};
   } else {
     const Table::Pass pass(*table_);
     if (!pass.granted()) throw refuse(kClosed, "the session's access to its segments was revoked");
@@ -125,7 +131,7 @@ AnswerPtr Stream::update(const Request& request, const Checked& checked, const s
     if (answer->refusal) {
       answer->elements.reset();
     } else {
-      answer->version = last == kCounted ? checked.entry.region->count_update()
+      answer->version = last == kCounted ? counted(request, *checked.entry.region)
                                          : checked.entry.region->head().version.load(std::memory_order_acquire);
     }
   }
@@ -139,6 +145,17 @@ AnswerPtr Stream::update(const Request& request, const Checked& checked, const s
   counters.held = kept_.size();
   counters.shadow_bytes = shadows_.bytes();
   return answer;
+}
+
+// Ends an operation of this stream: the version after it.
+uint64_t Stream::counted(const Request& request, const Region& region) {
+  const uint64_t version = region.count_update();
+  uint64_t& seen = seen_[request.update.segment];
+  if (request.header.operation == kExchange && seen) {
+    counters.staleness = static_cast<int64_t>(version - seen) - 1;
+  }
+  seen = version;
+  return version;
 }
 
 Refusal Stream::apply(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements,
@@ -178,8 +195,8 @@ Refusal Stream::accumulate_from(const Request& request, const Entry& entry) {
   }
   if (source.region == entry.region) return refuse(kRequestError, "accumulate: source and target are the same segment");
   if (head.offset > entry.count || source.count > entry.count - head.offset) {
-    return refuse(kRangeError, "accumulate: %zu elements at offset %llu run past the segment (%zu elements)", source.count,
-                  static_cast<ull>(head.offset), entry.count);
+    return refuse(kRangeError, "accumulate: %zu elements at offset %llu run past the segment (%zu elements)",
+                  source.count, static_cast<ull>(head.offset), entry.count);
   }
   AccumulateSegmentPass pass(*entry.region, head.offset, source.count, *source.region, static_cast<float>(head.scale));
   return run(pass, head.segment, "accumulate");
@@ -194,13 +211,12 @@ Refusal Stream::exchange(const Request& request, const Entry& entry, const std::
   float* values = elements->floats();
   const size_t bad = first_nonfinite_f32(values, 1.0f, head.count);
   if (bad < head.count) {
-    return refuse(kNonFinite, "exchange: element %llu of the segment would get NaN or Inf; nothing was done from its chunk on",
-                  static_cast<ull>(head.offset + bad));
+    return would_spoil(head.offset + bad);
   }
   std::shared_ptr<Buffer> before;  // x, where a shadow of it is to be kept
   if (head.wire == kAnew) {
     if (!shadows_.fits(head.segment, head.offset)) {
-      return refuse(kOutOfMemory, "exchange: no room for a shadow: this stream's take %zu bytes of %zu, all streams' memory %zu of %zu",
+      return refuse(kOutOfMemory, "exchange: no room for a shadow: %zu bytes of %zu, all streams hold %zu of %zu",
                     shadows_.bytes(), options_.shadow_limit, Memory::used(), Memory::limit());
     }
     before = Buffer::take(head.count * sizeof(float));
@@ -219,7 +235,7 @@ Refusal Stream::exchange_quantised(const Request& request, const Entry& entry, B
   const UpdateHead& head = request.update;
   float* shadow = shadows_.find(head.segment, head.offset, head.count);
   if (!shadow) {
-    return refuse(kRequestError, "exchange: no shadow of %llu elements at offset %llu: the first exchange sends float32",
+    return refuse(kRequestError, "exchange: no shadow of %llu elements at offset %llu: the first one sends float32",
                   static_cast<ull>(head.count), static_cast<ull>(head.offset));
   }
   const std::shared_ptr<Buffer> worker = Buffer::take(head.count * sizeof(float));
@@ -228,8 +244,7 @@ Refusal Stream::exchange_quantised(const Request& request, const Entry& entry, B
   add(worker->floats(), shadow, head.count);
   const size_t bad = first_nonfinite_f32(worker->floats(), 1.0f, head.count);
   if (bad < head.count) {
-    return refuse(kNonFinite, "exchange: element %llu of the segment would get NaN or Inf; nothing was done from its chunk on",
-                  static_cast<ull>(head.offset + bad));
+    return would_spoil(head.offset + bad);
   }
   QuantisedPass pass(*entry.region, head.offset, head.count, head.wire, worker->floats(), d->floats(), elements.data(),
                      static_cast<float>(head.scalar));

@@ -78,13 +78,13 @@ class Transfer:
         native, poller = self._native, select.poll()
         poller.register(sock, 0)
         deadline = time.monotonic() + timeout
-        while not native.finished:
+        while True:
             waits = _send(native, sock), _receive(native, sock)
+            if native.finished:
+                return
             if MOVED in waits:
                 deadline = 0.0  # counted from the next time that nothing moves
                 continue
-            if native.finished:  # it ended as its next piece was looked at
-                return
             now = time.monotonic()
             deadline = deadline or now + timeout
             poller.modify(sock, waits[0] | waits[1] | select.POLLIN)

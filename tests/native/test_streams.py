@@ -94,6 +94,17 @@ def test_exchange_and_accumulate_are_the_mappings_bit_for_bit(mapping: Mapping) 
     twin.close()
 
 
+def test_the_daemon_tells_how_stale_an_exchange_was(mapping: Mapping) -> None:
+    daemon, stream, local = Daemon(mapping), client(), noise(COUNT, 2)
+    with daemon.served() as sock:
+        stream.exchange(NUMBER, local, 0.3, **SIZE).run(sock, TIMEOUT)
+        assert daemon.stream.staleness == -1
+        for _ in range(3):
+            mapping.write(local)
+        stream.exchange(NUMBER, local, 0.3, **SIZE).run(sock, TIMEOUT)
+    assert daemon.stream.staleness == 3
+
+
 def test_one_segment_is_added_to_another_at_the_daemon(mapping: Mapping) -> None:
     before, source = read_all(mapping), Mapping.create(1000, "float32", initial=noise(1000, 4))
     daemon, stream = Daemon(mapping), client()
