@@ -19,7 +19,7 @@ import numpy as np
 
 from smb import layout, protocol
 from smb.crew import Crew
-from smb.errors import KeyExists, RequestError, SmbError, UnknownKey
+from smb.errors import KeyExists, NotSupported, RequestError, SmbError, UnknownKey
 from smb.pieces import before, pieces
 from smb.protocol import Stripe
 from smb.segment import CHUNK_BYTES
@@ -91,6 +91,8 @@ class StripedTransport:
             return self._free(request.key)
         if isinstance(request, protocol.StatOf):
             return self._stat(request.key)
+        if isinstance(request, (protocol.SnapshotNow, protocol.RestoreFrom)):
+            raise NotSupported("each daemon has snapshots of its own: ask one of them, not the list")
         reply = self._ask(0, request, timeout)
         if isinstance(reply, protocol.Listing):
             return protocol.Listing(tuple(_whole(row) for row in reply.segments))

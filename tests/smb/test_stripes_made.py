@@ -220,3 +220,8 @@ def test_what_a_creator_left_is_named_and_freed_by_its_key(
     box.free("x")
     with pytest.raises(smb.UnknownKey):
         box.free("x")
+
+
+def test_a_snapshot_of_one_daemon_is_not_taken_for_the_boxs(open_box: Callable[..., Box]) -> None:
+    with pytest.raises(smb.NotSupported, match="ask one of them"):
+        open_box()._call(protocol.SnapshotNow("/tmp"))
