@@ -169,9 +169,13 @@ class Daemon:
         """Open a session that ends when it is not heard from for a lease."""
         session, limits = self.store.open_session(pid, name), self.options.limits
 
+        # weak: the native stream, whose references the collector does not see, would keep its own session
+        behind = weakref.ref(session)
+
         def on_stuck(segment: int, chunk: int, thread: int, seconds: float) -> None:
-            entry = self.store.attached(session, segment)
-            self.service.lease.judge(entry, chunk, thread)
+            asking = behind()
+            if asking:
+                self.service.lease.judge(self.store.attached(asking, segment), chunk, thread)
 
         def make(table: _native.Table) -> _native.Stream:
             rate = limits.rate
