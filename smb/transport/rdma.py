@@ -11,6 +11,7 @@ libibverbs_enums).
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import functools
 import importlib
@@ -107,6 +108,7 @@ class Region:
         self.address, self.nbytes = address, nbytes
         self.lkey, self.rkey = int(mr.lkey), int(mr.rkey)
         self._adapter, self._mr = adapter, mr
+        adapter.regions.add(self)
 
     def span(self, offset: int, nbytes: int) -> Span:
         """Bytes [offset, offset + nbytes) of it."""
@@ -144,6 +146,7 @@ class Adapter:
     def __init__(self, port: Port) -> None:
         self.port = port
         self.pairs = weakref.WeakSet[Pair]()
+        self.regions = weakref.WeakSet[Region]()
         v = _verbs()
         try:
             self.context = v.Context(name=port.device)
@@ -202,7 +205,14 @@ class Adapter:
             part.close()
 
     def orphan(self) -> None:
-        """In a forked child: its copies would destroy the parent's queue pairs when they are collected."""
+        """In a forked child: its copies would destroy the parent's queue pairs when they are collected.
+
+        So they never are; and what is closed all the same does not reach the device.
+        """
+        ours = [self.context, self.domain, *(region._mr for region in self.regions)]
+        ours += [part for pair in self.pairs for part in pair._parts]
+        for one in ours:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
         with open(os.devnull) as nothing, contextlib.suppress(OSError):
             os.dup2(nothing.fileno(), self.context.cmd_fd)
 
