@@ -271,6 +271,8 @@ class Restoring:
         elif record and request.segment < record.number:
             raise self._late(session, key, "it is older than the snapshot's")
         else:
+            for gone in mapping.tallies():  # lines of the dead daemon's sessions
+                mapping.forget_tally(gone)
             entry = self._store.install(session, wanted, mapping, record.age if record else 0.0)
             entry.owner = self._grace
             self._pending.pop(key, None)

@@ -203,7 +203,8 @@ class Run:
             center = box.attach("center")
             for client in self.clients:
                 client.stop()
-                while any(thread == client.pid for _, thread in center._attachment.holders()):
+                mapping: Any = center._attachment
+                while any(thread == client.pid for _, thread in mapping.holders()):
                     client.signal(signal.SIGCONT)
                     client.stop()
         self.hear()

@@ -89,24 +89,26 @@ class LastingTransport:
     def call(self, request: object, timeout: float) -> Any:
         if isinstance(request, protocol.Unlock):
             self._locks.discard((request.name, request.token))
+        began = time.monotonic()
         while True:
             standing = self._ready()
             try:
                 reply = standing.ask(self._as_numbered(request), timeout)
             except TransportError as error:
-                self._broke(standing, request, error)
+                self._broke(standing, request, error, began)
             else:
                 self._note(request, reply)
                 return reply
 
     def open(self, request: protocol.Create | protocol.Attach, initial: Array | None = None) -> Opening:
+        began = time.monotonic()
         while True:
             standing = self._ready()
             try:
                 mapping, reply = standing.open(request, initial)
                 break
             except TransportError as error:
-                self._broke(standing, request, error)
+                self._broke(standing, request, error, began)
         kept = Kept(weakref.ref(mapping), request.key, reply, reply.segment)
         mapping.on_dead = lambda: self._revive(kept)
         with self._changed:
@@ -135,14 +137,21 @@ class LastingTransport:
                     raise Away(f"daemon at {self._path}: it died, and the next is not there yet")
                 self._changed.wait(GLANCE)
 
-    def _broke(self, standing: Standing, request: object, error: TransportError) -> None:
-        """Return when the request may be made again; raise Restarted when it may have been applied."""
+    def _broke(self, standing: Standing, request: object, error: TransportError, began: float) -> None:
+        """Return when the request may be made again; raise Restarted when it may have been applied.
+
+        began  when it was first made: a daemon that lives and lets nobody in is not tried for ever
+        """
         if isinstance(error, Silent) and standing.life.alive:
             with self._changed:
                 self._failed = str(error)
             raise error
         self._look.set()
         if isinstance(error, Unsent):
+            if not self.patient:
+                raise Away(str(error)) from error
+            if standing.life.alive and time.monotonic() > began + self._options.timeout:
+                raise error
             time.sleep(RETRY[0])  # it is about to end
             return
         row = protocol.BY_REQUEST[type(request)]
@@ -174,6 +183,7 @@ class LastingTransport:
                 mapping, fds = kept.mapping(), kept.replacement
                 assert mapping is not None  # it is just being used
                 mapping.take_over(fds[0], fds[1], standing.life)
+                mapping.tally(standing.session)
                 kept.let_go()
                 raise Restarted(kept.dropped)
         if kept.lost:
@@ -270,6 +280,7 @@ class LastingTransport:
                 why = str(error)
             else:
                 kept.number = opened.segment
+                mapping.tally(new.session)  # before operations go on
                 mapping.follow(new.life.native)
                 return
         self._attach_again(new, kept, mapping, why)
@@ -292,6 +303,7 @@ class LastingTransport:
         here, there = os.fstat(mapping.payload_fd), os.fstat(fds[1])
         if (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino):
             close_all(fds)
+            mapping.tally(new.session)
             mapping.follow(new.life.native)
             return
         kept.replacement = tuple(fds)

@@ -365,7 +365,7 @@ def test_an_impatient_client_is_told_that_the_box_is_away_and_goes_on_later(box_
         for operation in (center.read, box.list, lambda: box.counter("n").add(1)):
             began = time.monotonic()
             with pytest.raises(smb.Away):
-                assert wait_for(operation, 5)  # type: ignore[arg-type]
+                assert wait_for(operation, 5)
             assert time.monotonic() - began < 2
         box_process.start()
         assert wait_for(lambda: _works(center), 10)
@@ -431,7 +431,7 @@ def test_a_client_without_reconnect_fails_at_once_as_before(box_process: Restart
 # Over TCP ------------------------------------------------------------------------------------------------
 
 
-def test_over_tcp_nothing_from_before_the_last_snapshot_is_lost_and_the_drop_is_told(
+def test_over_tcp_nothing_from_before_the_last_snapshot_is_lost_and_nothing_is_done_twice(
     folder: Path, stack: contextlib.ExitStack
 ) -> None:
     token = folder / "token"
@@ -449,10 +449,14 @@ def test_over_tcp_nothing_from_before_the_last_snapshot_is_lost_and_the_drop_is_
         box.snapshot()
         center.accumulate(ones)
         process.again()
-        with pytest.raises(smb.Restarted):
-            center.accumulate(ones)
-        assert center.accumulate(ones) == 4
-        np.testing.assert_array_equal(center.read(), 4)  # three of the snapshot, and this one
+        done = 0
+        for _ in range(3):
+            with contextlib.suppress(smb.Restarted):  # where it was under way before the client knew
+                center.accumulate(ones)
+                done += 1
+        assert done >= 2
+        np.testing.assert_array_equal(center.read(), 3 + done)  # three of the snapshot, and these
+        assert center.version == 3 + done
         delta.write(np.ones(10, np.float32))
         assert box.stat("delta").owner == os.getpid()
     with smb.connect(process.address) as other:
