@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import http.client
 import json
 import os
@@ -11,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,15 @@ def test_sums_do_not_go_back_when_a_client_detaches_or_goes(served: Daemon, watc
     assert 3 <= sums.operations <= 5  # acknowledgements count
     assert 3 * NBYTES <= sums.bytes_in <= 3 * NBYTES + 600
     assert [row.name for row in sums.clients] == ["watcher"]
+
+
+def test_a_network_client_that_left_is_forgotten(served: Daemon) -> None:
+    with worker(served, "tcp:") as box:
+        box.create("c", COUNT).write(np.ones(COUNT, np.float32))
+        (session,) = served.store.sessions()
+        left = weakref.ref(session)
+        del session
+    assert wait_for(lambda: gc.collect() >= 0 and left() is None)
 
 
 def test_what_a_readonly_mapping_does_is_said_to_be_unknown(served: Daemon, watcher: Box) -> None:
