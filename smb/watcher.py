@@ -50,6 +50,7 @@ class Watcher:
                         call()
                 except Exception:
                     log.exception("watching descriptor %d", number)
+                call = None  # its connection must not live until the next report
 
     def close(self) -> None:
         os.write(self._stop_write, b"x")
