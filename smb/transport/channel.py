@@ -30,6 +30,7 @@ HEAD = 128  # bytes before the elements in a slot of the daemon's
 SLOT = HEAD + CHUNK_BYTES
 PREFIX = struct.Struct("<II")
 SLICE = 0.5  # seconds of one wait
+BUSY = 0.05  # seconds of it without sleep, as a piece takes less on a fast network than waking up
 PROBE = 1.0  # seconds of silence after which the daemon's queue pair is probed
 KIND = 32  # bits of a tag below its kind
 MOVE, FETCH, DATA, SEND, PING = (kind << KIND for kind in range(1, 6))
@@ -218,9 +219,8 @@ class Channel:
         pair, timeout = self.pair(), self._carrier.timeout
         began = time.monotonic()
         while True:
-            ended = [
-                one for one in pair.wait(min(began + timeout, time.monotonic() + SLICE)) if self._settle(one)
-            ]
+            soon = min(began + timeout, time.monotonic() + SLICE)
+            ended = [one for one in pair.wait(soon, BUSY) if self._settle(one)]
             if ended:
                 return ended
             self._carrier.check()

@@ -124,6 +124,36 @@ class Line:
             sock.close()
 
 
+class Breaks:
+    """How often the connection broke under one operation: a daemon that answers each one so is no daemon.
+
+    endurance  seconds in which it may break again and again
+    """
+
+    LASTED = 5.0  # seconds after which a connection that broke had been a good one
+    AT_ONCE = 4  # times that it is used again without a pause
+    PAUSE = 0.05  # seconds, doubled each further time
+
+    def __init__(self, endurance: float) -> None:
+        self._endurance = endurance
+        self._number = 0
+        self._since = self._began = 0.0
+
+    def wait(self, closed: threading.Event) -> None:
+        """Before the operation goes on over a connection."""
+        if self._number > self.AT_ONCE:
+            closed.wait(min(1.0, self.PAUSE * 2.0 ** (self._number - self.AT_ONCE)))
+        self._began = time.monotonic()
+
+    def hopeless(self) -> bool:
+        """It broke once more: whether to give up."""
+        now = time.monotonic()
+        if not self._number or now - self._began > self.LASTED:
+            self._number, self._since = 0, now
+        self._number += 1
+        return now - self._since > self._endurance
+
+
 def broken(peer: str, error: Exception) -> TransportError:
     """The error of a connection that cannot be mended."""
     return TransportError(f"daemon at {peer}: {error}")

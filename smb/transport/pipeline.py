@@ -66,8 +66,8 @@ def nonfinite(verb: str, piece: Piece, values: F32, whose: str) -> None:
         return
     chunk, element = piece.offset * 4 // CHUNK_BYTES, piece.offset + bad
     error = NonFinite(
-        f"{verb}: element {piece.begin + bad} of {whose} is NaN or Inf (element {element} of the segment, chunk "
-        f"{chunk}); the chunks before it are done, it and later ones are not"
+        f"{verb}: element {piece.begin + bad} of {whose} is NaN or Inf (element {element} of the segment, "
+        f"chunk {chunk}); the chunks before it are done, it and later ones are not"
     )
     error.chunk, error.element = chunk, piece.begin + bad  # type: ignore[attr-defined]
     raise error

@@ -23,7 +23,6 @@ import select
 import threading
 import time
 import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,7 +34,6 @@ RETRIES = 6  # 7 means for ever on soft-RoCE: a request to a dead peer would nev
 TIMEOUT = 14  # 4.096 us * 2^14 = 67 ms for an acknowledgement, so a dead peer is noticed within seconds
 READS = 16  # READs under way at most, which is what most adapters can do
 DEPTH = 128  # requests posted and not completed at most
-SPINS = 50  # looks at the completion queue before the thread goes to sleep
 CURE = (
     "install Debian's python3-pyverbs and put a folder with a link to its `pyverbs` package on PYTHONPATH "
     "(/usr/lib/python3/dist-packages/pyverbs), or pip install pyverbs beside a rdma-core of the same release"
@@ -370,18 +368,25 @@ class Pair:
             ended.append(Completion(one.wr_id, 0, bool(one.opcode & v.IBV_WC_RECV), one.byte_len))
         return ended
 
-    def wait(self, until: float, others: Sequence[int] = ()) -> list[Completion]:
-        """What has ended; waits for it until time.monotonic() is ``until``. Empty then, or after ``wake``."""
-        for _ in range(SPINS):
+    def wait(self, until: float, busy: float = 0.0) -> list[Completion]:
+        """What has ended; waits for it until time.monotonic() is ``until``. Empty then, or after ``wake``.
+
+        busy  seconds of looking again and again before the thread sleeps, from which to wake takes long
+        """
+        sleep_at = time.monotonic() + busy
+        while True:
             ended = self.poll()
             if ended:
                 return ended
+            if time.monotonic() >= sleep_at:
+                break
+            time.sleep(0)  # another thread may want the interpreter
         self._queue.req_notify()
         ended = self.poll()  # what ended before the queue was armed makes no event
         if ended:
             return ended
         left = max(0.0, until - time.monotonic())
-        ready, _, _ = select.select([self._events, self._wake_read, *others], [], [], left)
+        ready, _, _ = select.select([self._events, self._wake_read], [], [], left)
         if self._wake_read in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._wake_read, 64)

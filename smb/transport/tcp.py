@@ -34,7 +34,7 @@ from smb.errors import (
     UnknownKey,
 )
 from smb.transport.base import Array, Opening, Options
-from smb.transport.line import SLICE, Line, broken
+from smb.transport.line import SLICE, Breaks, Line, broken
 from smb.transport.remote import RemoteAttachment
 from smb.transport.stream import Transfer
 from smb.transport.threads import PerThread
@@ -228,19 +228,19 @@ class TcpTransport:
         line = self.ready()
         with line.lock:
             epoch, timeout = line.epoch, self._options.timeout
-            transfer = make(line)
+            transfer, breaks = make(line), Breaks(self.endurance())
             while True:
                 try:
+                    breaks.wait(self._closed)
                     if line.socket is None:
                         self._resume(line, epoch, what)
                     assert line.socket is not None
                     return transfer.run(line.socket, timeout)
-                except TimeoutError as error:
-                    line.cut()
-                    raise self._fail(error) from error
                 except OSError as error:
-                    log.info("daemon at %s: %s: connecting again", self.peer, error)
                     line.cut()
+                    if isinstance(error, TimeoutError) or breaks.hopeless():
+                        raise self._fail(error) from error
+                    log.info("daemon at %s: %s: connecting again", self.peer, error)
                 except RequestError:
                     raise
                 except SmbError as error:
@@ -274,8 +274,10 @@ class TcpTransport:
             row, limit = protocol.BY_REQUEST[type(request)], timeout + self._options.timeout
             epoch, number = line.epoch, line.stream.next_number()
             doubted = False  # whether the daemon has said that something is over, which may be the session
+            breaks = Breaks(self.endurance())
             while True:
                 try:
+                    breaks.wait(self._closed)
                     if line.socket is None:
                         self._resume(line, epoch, type(request).__name__)
                     assert line.socket is not None
@@ -284,12 +286,11 @@ class TcpTransport:
                         return reply.record(row)
                     doubted = True
                     line.cut()  # the lease may have just ended
-                except TimeoutError as error:
-                    line.cut()
-                    raise self._fail(error) from error
                 except OSError as error:
-                    log.info("daemon at %s: %s: connecting again", self.peer, error)
                     line.cut()
+                    if isinstance(error, TimeoutError) or breaks.hopeless():
+                        raise self._fail(error) from error
+                    log.info("daemon at %s: %s: connecting again", self.peer, error)
                 except Restarted:
                     if row.once:
                         raise
