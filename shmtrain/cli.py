@@ -111,7 +111,7 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     g.add_argument("--group-size", type=int, metavar="G", help="hybrid: workers of a synchronous group (2)")
     g.add_argument("--bucket-mib", type=float, metavar="M", help="allreduce, hybrid: MiB at once (4)")
     g.add_argument("--outer-lr", type=float, metavar="R", help="diloco: rate of the outer step (0.7)")
-    g.add_argument("--outer-momentum", type=float, metavar="M", help="diloco: its momentum (0.9)")
+    g.add_argument("--outer-momentum", type=float, metavar="M", help="diloco: its momentum (0.9; 0.5)")
     g.add_argument("--asynchronous", action="store_true", default=None, help="diloco: nobody waits")
     g.add_argument(
         "--outer-buffer", type=int, metavar="N", help="diloco, asynchronous: pushes a momentum (N)"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shmtrain.lr_rule import DEFAULT_RULE
 from shmtrain.options import ConfigError, MethodOptions, choice
@@ -20,6 +20,7 @@ WAYS = ("fused", "paper", "read-ahead", "overlapped")
 SERVERS = ("sgd", "adagrad")
 STALENESS = ("none", "inverse", "exponential", "drop", "bounded")
 MAX_ALPHA = 0.99
+ASYNCHRONOUS_MOMENTUM = 0.5  # of diloco's outer step, as in HALoS (arXiv 2506.04531); 0.9 diverges there
 BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
 ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start"})
 MEAN = "the mean gradient of {workers} x {batch} images makes one step of the job"
@@ -35,6 +36,7 @@ class Entry:
     batch     what one step means to the center, for the log; {batch} images of each of {workers} workers
     options   fields of MethodOptions, and alpha, tau and exchange, that are its own
     tau       update interval where none is given
+    staleness what becomes of old increments where nothing is said
     lockstep  all make the same steps: iterations are counted by the steps, not claimed
     """
 
@@ -45,6 +47,7 @@ class Entry:
     options: frozenset[str]
     tau: int = 1
     lockstep: bool = False
+    staleness: str = "none"
 
     def has(self, option: str) -> bool:
         return option in self.options or (option == "termination" and not self.lockstep)
@@ -70,6 +73,7 @@ METHODS = {
         "downpour", "Downpour SGD (DistBelief, 2012)", "none",
         "the center takes every step of {batch} images of every worker",
         frozenset({"n_fetch", "n_push", "server", "server_rate", "staleness", "warm_start"}),
+        staleness="inverse",  # as they are, four workers' pushes with a momentum of 0.9 diverge
     ),
     "sync": Entry(
         "sync", "synchronous SGD through the box (backup workers: Chen et al. 2016)", DEFAULT_RULE, MEAN,
@@ -140,7 +144,10 @@ def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions
         raise ConfigError(
             "--alpha and --beta exclude one another: beta divides by the workers that take part"
         )
-    filled = Method(**{**({"beta": None} if alpha_given else {}), **told})
+    defaults: dict[str, Any] = {"staleness": entry.staleness, **({"beta": None} if alpha_given else {})}
+    if told.get("asynchronous"):
+        defaults["outer_momentum"] = ASYNCHRONOUS_MOMENTUM
+    filled = Method(**{**defaults, **told})
     _check(filled, entry, workers)
     return filled
 

@@ -16,8 +16,8 @@ worker), and takes theta:
     else               theta = theta - nu g/B
 
 What the update rule does not touch is averaged: with all, or by a step of 1/N. The inner rate is the
-solver's, the effective batch of an outer step tau N batches. The paper takes tau 500 with AdamW; 50 is
-the default here.
+solver's, the effective batch of an outer step tau N batches. Asynchronous, mu is 0.5. The paper takes tau
+500 with AdamW; 50 is the default here.
 
 Source: Douillard et al., DiLoCo, arXiv 2311.08105, Algorithm 1; Liu et al., Asynchronous Local-SGD
 Training for Language Modeling, arXiv 2401.09135, with c = 0 and the authors' code's division by B.

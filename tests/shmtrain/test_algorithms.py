@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shmtrain.method import METHODS
+from shmtrain.method import METHODS, method
+from shmtrain.options import MethodOptions
 from tests.shmtrain.jobs import ENDLESS, running, stop, train, write
 from tests.shmtrain.test_launch_faults import job_goes_on, weights
 
@@ -151,6 +152,14 @@ def test_a_wrong_option_is_refused_before_anything_starts(
         main(["solver.prototxt", *options])
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+def test_defaults_are_those_that_converge() -> None:
+    """Four workers on the small digits: downpour's plain pushes, an asynchronous momentum of 0.9 diverge."""
+    told = MethodOptions(asynchronous=True)
+    assert method("downpour", 4, False, MethodOptions()).staleness == "inverse"
+    assert method("diloco", 4, False, MethodOptions()).outer_momentum == 0.9
+    assert method("diloco", 4, False, told).outer_momentum == 0.5
 
 
 def test_a_warm_start_lets_the_first_worker_begin_alone(tmp_path: Path) -> None:
