@@ -13,8 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.rdma_guest.items import through_guest
-
 ROOT = Path(__file__).resolve().parent.parent
 SHM = "/dev/shm"
 GRACE = 5.0  # seconds that a process may take to go after its test is over
@@ -187,7 +185,10 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    through_guest(items)
+    if any(item.get_closest_marker("rdma") for item in items):
+        from tests.rdma_guest.items import through_guest
+
+        through_guest(items)
 
 
 @pytest.hookimpl(trylast=True)
