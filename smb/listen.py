@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from smb.gate import Terms
 
 BACKLOG = 512
+TRIES = 8  # to find a port that is free at every address of a host
 PATIENCE = 10.0  # seconds to wait for another daemon that is just starting in the same folder
 
 
@@ -156,18 +157,29 @@ class TcpListener:
         everywhere = host in network.EVERYWHERE
         self.sockets: list[socket.socket] = []
         places = network.resolve("" if everywhere else host, port, passive=True)
+        for left in reversed(range(1 if port else TRIES)):  # one address's free port may be taken at another
+            try:
+                self._listen_at(places, port)
+                break
+            except SmbError:
+                self.close()
+                if not left:
+                    raise
+        if not self.sockets:
+            raise SmbError(f"cannot listen at {where}: this host has no such address")
+        self.address = f"tcp://{network.show('*' if everywhere else host, self._port())}"
+        self._hosts = [str(sock.getsockname()[0]) for sock in self.sockets]
+
+    def _listen_at(self, places: list[tuple[socket.AddressFamily, tuple[Any, ...]]], port: int) -> None:
+        self.sockets = []
         try:
             for family, place in places:
                 chosen = (place[0], port or self._port(), *place[2:])
                 with contextlib.suppress(_NoSuchAddress):
                     self.sockets.append(self._listen(family, chosen))
-            if not self.sockets:
-                raise SmbError(f"cannot listen at {where}: this host has no such address")
         except BaseException:
             self.close()
             raise
-        self.address = f"tcp://{network.show('*' if everywhere else host, self._port())}"
-        self._hosts = [str(sock.getsockname()[0]) for sock in self.sockets]
 
     @property
     def hosts(self) -> list[str]:

@@ -57,11 +57,15 @@ def resolve(
 def dial(host: str, port: int, timeout: float) -> socket.socket:
     """A connected socket; every address of the host is tried. Raises TransportError, which says why."""
     end, why, cause = time.monotonic() + timeout, "", None
-    for family, place in resolve(host, port):
+    places = resolve("" if host in EVERYWHERE else host, port)
+    for index, (family, place) in enumerate(places):
+        share = (end - time.monotonic()) / (
+            len(places) - index
+        )  # one that answers nothing leaves the others time
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
             tune(sock)
-            sock.settimeout(max(0.001, end - time.monotonic()))
+            sock.settimeout(max(0.001, share))
             sock.connect(place)
             sock.settimeout(None)
             return sock

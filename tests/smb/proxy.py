@@ -19,6 +19,7 @@ class Faults:
     def __init__(self) -> None:
         self.passed = 0  # bytes
         self.cut_at: int | None = None  # the connection is cut when so many have passed
+        self.most: int | None = None  # bytes after which each connection is cut
         self.stalled = False  # nothing passes, the connection stays
         self.lost = False  # everything is read and thrown away
         self.swallowed = 0  # bytes thrown away
@@ -80,6 +81,7 @@ class Proxy:
             threading.Thread(target=self._forward, args=(client, daemon), daemon=True).start()
 
     def _forward(self, client: socket.socket, daemon: socket.socket) -> None:
+        passed = {UP: 0, DOWN: 0}
         try:
             while True:
                 open_ways = [
@@ -87,7 +89,12 @@ class Proxy:
                 ]
                 for sock in select.select(open_ways, [], [], 0.02)[0]:
                     way, to = (UP, daemon) if sock is client else (DOWN, client)
+                    before = self.faults[way].passed
                     if not self._pass(sock, to, self.faults[way]):
+                        return
+                    passed[way] += self.faults[way].passed - before
+                    most = self.faults[way].most
+                    if most is not None and passed[way] > most:
                         return
         except (OSError, ValueError):
             pass

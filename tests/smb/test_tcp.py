@@ -195,6 +195,20 @@ def test_a_network_that_goes_one_way_only_is_named_in_time(proxy: Proxy, way: st
         assert time.monotonic() - before < 3
 
 
+def test_a_network_that_breaks_every_connection_is_given_up(proxy: Proxy, near: Box) -> None:
+    """It lets everybody connect, and nobody get through."""
+    center = near.create("c", COUNT)
+    with smb.connect(proxy.address, token=TOKEN, timeout=10) as box:
+        mine = box.attach("c")
+        proxy.faults[UP].most = 20_000
+        before = time.monotonic()
+        with pytest.raises(smb.TransportError, match=r"daemon at 127.0.0.1:\d+: "):
+            mine.write(np.ones(COUNT, F32))
+        assert 1.5 < time.monotonic() - before < 8  # the lease is 2 s
+    np.testing.assert_array_equal(center.read(), 0)  # no piece came through
+    assert proxy.connections < 30
+
+
 def test_many_threads_survive_cuts_together(proxy: Proxy, remote: Box, near: Box) -> None:
     center = remote.create("c", COUNT)
     rounds, workers = 15, 4
@@ -586,7 +600,7 @@ def test_another_daemons_socket_on_this_host_is_not_taken(
 def test_both_versions_of_ip_are_served(folder: Path) -> None:
     with smb.serve(tcp="*:0", token=TOKEN) as daemon:
         port = daemon.addresses[0].rpartition(":")[2]
-        hosts = ["127.0.0.1", "localhost"]
+        hosts = ["127.0.0.1", "localhost", "*"]
         if Path("/proc/net/if_inet6").exists() and Path("/proc/net/if_inet6").read_text():
             hosts.append("[::1]")
         for host in hosts:
@@ -620,6 +634,23 @@ def test_another_pid_namespace_is_served_by_frames_over_the_unix_socket(
     assert done.stdout.split() == ["tcp", "tcp", "2000.0", "0"], done.stderr
     assert "no shared memory, its data travel over the socket" in done.stderr
     np.testing.assert_array_equal(center.read(), 2)
+
+
+def test_a_forked_child_connects_for_itself_and_does_not_disturb_its_parent(served: smb.Daemon) -> None:
+    with smb.connect(served.addresses[1], token=TOKEN, name="parent") as box:
+        center = box.create("c", 1000)
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                center.read()
+            except smb.Closed as error:
+                status = 0 if "connect again after a fork" in str(error) else 2
+            box.close()
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert center.write(np.ones(1000, F32)) == 1
+        assert [row["name"] for row in box.sessions()] == ["parent"]
 
 
 def test_a_closed_box_leaves_no_thread_and_no_descriptor(served: smb.Daemon) -> None:
