@@ -24,6 +24,8 @@ from tests.smb.processes import ServeProcess
 Connect = Callable[..., Box]
 TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:", "rdma": "rdma:"}
 STRIPED = {"shm-over-3": ("unix:", 3), "tcp-over-3": ("tcp:", 3), "tcp-over-1": ("tcp:", 1)}
+# For tests whose code is the same over sockets and over RDMA: the emulated guest takes seconds a test.
+ON_HOST = tuple(one for one in (*TRANSPORTS, *STRIPED) if one != "rdma")
 TOKEN = b"a token for the tests alone"
 
 

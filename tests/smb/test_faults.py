@@ -10,7 +10,7 @@ import pytest
 
 import smb
 from smb.client import Box, Segment
-from tests.smb.conftest import Connect
+from tests.smb.conftest import ON_HOST, Connect
 from tests.smb.processes import wait_for
 
 N = 1000
@@ -224,6 +224,7 @@ FAULTS: dict[str, tuple[Fault, type[smb.SmbError], str]] = {
 }
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_gets_its_message_and_harms_nobody(connect: Connect, name: str) -> None:
     act, kind, message = FAULTS[name]
