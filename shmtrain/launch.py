@@ -50,9 +50,7 @@ def run(config: TrainConfig, console: Console) -> int:
         folder = stack.enter_context(_private_folder())
         try:
             address = config.sharing.smb or stack.enter_context(_embedded(folder))
-            box = stack.enter_context(
-                smb.connect(address, name="launcher", reconnect=config.sharing.grace)
-            )
+            box = stack.enter_context(smb.connect(address, name="launcher", reconnect=config.sharing.grace))
             job = config.sharing.job or _job_name(config)
             progress = _open_job(box, job, config.sharing.workers)
             own = os.pidfd_open(os.getpid())
