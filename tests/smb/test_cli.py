@@ -70,7 +70,7 @@ def test_ls_stat_and_free_show_and_remove(process: ServeProcess) -> None:
         (["put", "k", "/nowhere/x.npy"], 1, "smb: [Errno 2] No such file or directory: '/nowhere/x.npy'"),
         (["put", "k", "-", "--dtype", "complex"], 1, "smb: dtype 'complex' is none of float32"),
         (["ls", "-a", "unix:/nowhere/b.sock"], 1, "smb: no daemon answers at /nowhere/b.sock: No such file"),
-        (["ls", "-a", "tcp://h:1"], 1, "this version has no tcp transport"),
+        (["ls", "-a", "tcp://h:1"], 1, "smb: host 'h' is not known"),
         (["ls", "-a", ""], 1, "smb: --address '': is empty"),
         (["serve", "--memory-limit", "9" * 400], 2, "9' is no size such as 4G or 512M"),
         (["serve", "--lease", "0"], 2, "'0' is no number of seconds above 0"),
@@ -163,7 +163,8 @@ def test_a_token_opens_a_daemon_over_tcp_and_tls_by_argument_and_by_variable(
         assert Path(path).read_text().strip() not in told.decode()
     code, _, error = run("token", token)
     assert (code, error) == (1, f"smb: {token} exists already; it was left alone\n")
-    own, mine = (Authority.make(folder, "ca").sign(name) for name in ("daemon", "worker"))
+    authority = Authority.make(folder, "ca")
+    own, mine = (authority.sign(name) for name in ("daemon", "worker"))
     tls = ["--tls-cert", f"{own.certificate}", "--tls-key", f"{own.key}", "--tls-ca", f"{own.ca}"]
     with Program("-m", "smb.cli", "serve", "--tcp", "localhost:0", "--token", token, *tls) as daemon:
         address = daemon.line().split()[-1]

@@ -118,7 +118,7 @@ def test_a_signal_ends_the_daemon_cleanly(process: ServeProcess, number: int) ->
     box.create("c", 1000, lifetime="stay")
     process.signal(number)
     assert process.ended(10) == 0
-    assert list(process.path.parent.iterdir()) == []
+    assert [path.name for path in process.path.parent.iterdir()] == ["token"]  # the test's own
     box.close()
 
 
@@ -150,22 +150,28 @@ def test_the_sessions_of_dead_processes_end_beyond_1024_descriptors(folder: Path
 
 
 @pytest.mark.parametrize(
-    ("who", "refusal", "message"),
+    ("who", "message"),
     [
-        ((os.getuid() + 1, os.getpid()), smb.NotPermitted, "user id .* is not the daemon's"),
-        ((os.getuid(), 0), smb.NotSupported, "shared memory needs client and daemon in one PID namespace"),
-        ((os.getuid(), 2**22 + 1), smb.NotPermitted, "pid 4194305 is gone"),
+        ((os.getuid() + 1, os.getpid()), "is not the daemon's"),
+        ((os.getuid(), 0), "shared memory needs client and daemon in one PID namespace"),
+        ((os.getuid(), 2**22 + 1), "pid 4194305 is gone"),
     ],
 )
-def test_who_cannot_share_memory_is_told_why(
-    monkeypatch: pytest.MonkeyPatch, served: smb.Daemon, who: tuple[int, int], refusal: type, message: str
+def test_who_cannot_share_memory_is_told_why_and_served_by_frames(
+    monkeypatch: pytest.MonkeyPatch,
+    served: smb.Daemon,
+    caplog: pytest.LogCaptureFixture,
+    who: tuple[int, int],
+    message: str,
 ) -> None:
     def claim(peer: Peer, sock: socket.socket) -> None:
         peer.uid, peer.pid = who
 
     monkeypatch.setattr(Peer, "__init__", claim)
-    with pytest.raises(refusal, match=message):
-        smb.connect(served.addresses[0])
+    with smb.connect(served.addresses[0]) as box:
+        assert box.transport == "tcp"
+        assert box.create("c", 10).write(np.ones(10, np.float32)) == 1
+    assert message in caplog.text
 
 
 def test_close_wakes_those_who_wait(served: smb.Daemon) -> None:
@@ -294,7 +300,7 @@ def test_many_clients_leave_no_descriptor_thread_or_memory(process: ServeProcess
     for rank in range(10):
         use(process.address, rank)
     ours = os.getpid()
-    assert wait_for(lambda: figures(process.pid)[1] <= 4)
+    assert wait_for(lambda: figures(process.pid)[1] <= 5)
     before, memory, mine = figures(process.pid), resident(process.pid), figures(ours)
     for rank in range(150):
         use(process.address, rank)
