@@ -99,7 +99,8 @@ def receive_reply(
 def send(sock: socket.socket, frame: bytes, descriptors: Sequence[int] = ()) -> None:
     """All of ``frame``; the descriptors travel with its first byte."""
     sent = socket.send_fds(sock, [frame], list(descriptors)) if descriptors else 0
-    sock.sendall(memoryview(frame)[sent:])
+    if sent < len(frame):  # sending nothing fails too where the peer has its answer and is gone
+        sock.sendall(memoryview(frame)[sent:])
 
 
 def receive_descriptors(sock: socket.socket) -> list[int]:

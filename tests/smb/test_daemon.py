@@ -10,6 +10,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -369,3 +370,25 @@ def test_an_ended_session_can_do_nothing_more() -> None:
     store.close()
     with pytest.raises(smb.Closed, match="the daemon is closing"):
         store.open_session(os.getpid(), "x")
+
+
+def test_what_a_thread_made_stays_when_the_thread_ends_with_its_answer(
+    served: smb.Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its connection may be gone before the daemon has returned from sending."""
+    send_fds = socket.send_fds
+
+    def slow(*arguments: Any) -> int:
+        sent = send_fds(*arguments)
+        time.sleep(0.1)
+        return sent
+
+    monkeypatch.setattr(socket, "send_fds", slow)
+    box = smb.connect(served.addresses[0])
+    kept: list[smb.Segment] = []
+    thread = threading.Thread(target=lambda: kept.append(box.create("a", 10)))
+    thread.start()
+    thread.join()
+    time.sleep(0.2)  # the daemon's sending is over too
+    assert box.list() == ["a"]
+    box.close()
