@@ -168,7 +168,7 @@ class Mapping:
         """Count this client's operations in the segment's line of this session; False when it has no room."""
 
     def tallies(self) -> dict[int, tuple[int, int, int, int]]:
-        """Session -> (operations, bytes in, bytes out, staleness or -1), as the clients tell it themselves."""
+        """Session -> (operations, bytes in, bytes out, staleness or -1), as the clients themselves say."""
 
     def forget_tally(self, session: int) -> None:
         """The daemon's: the line of a session that is over is free again."""

@@ -299,7 +299,7 @@ class Store:
             self.budget.check(what, nbytes, used, pending)
 
     def install(self, session: Session, wanted: protocol.Create, mapping: Mapping, age: float) -> Entry:
-        """A published segment of memory that exists; ``session`` owns it and is attached. Raises KeyExists."""
+        """A published segment of memory there is; ``session`` owns it and is attached. Raises KeyExists."""
         with self.lock:
             if self.closed or session.ended:
                 raise Closed("the session is over")
