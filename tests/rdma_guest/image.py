@@ -118,7 +118,7 @@ def _kernel_package(scratch: Path) -> Path:
 
 
 def _folders() -> Iterator[tuple[str, bytes, int]]:
-    for name in ("bin", "modules", "proc", "sys", "dev", "host", "scratch", "root"):
+    for name in ("bin", "modules", "proc", "sys", "dev", "host", "scratch", "merged"):
         yield name, b"", 0o040755
 
 

@@ -15,24 +15,24 @@ share() { # TAG FOLDER OPTIONS: a folder of the host
 share host /host ro,cache=loose
 $b mount -t tmpfs -o mode=755 scratch /scratch
 $b mkdir /scratch/upper /scratch/work
-$b mount -t overlay -o lowerdir=/host,upperdir=/scratch/upper,workdir=/scratch/work overlay /root
+$b mount -t overlay -o lowerdir=/host,upperdir=/scratch/upper,workdir=/scratch/work overlay /merged
 
 for kind in proc sysfs devtmpfs; do
   case $kind in proc) at=proc ;; sysfs) at=sys ;; *) at=dev ;; esac
-  $b mount -t $kind $kind /root/$at
+  $b mount -t $kind $kind /merged/$at
 done
-$b mkdir -p /root/dev/pts /root/dev/shm
-$b mount -t devpts devpts /root/dev/pts
-$b mount -t tmpfs tmpfs /root/dev/shm
-$b mount -t tmpfs tmpfs /root/run
-$b mkdir /root/run/hostout
-share out /root/run/hostout trans=virtio
+$b mkdir -p /merged/dev/pts /merged/dev/shm
+$b mount -t devpts devpts /merged/dev/pts
+$b mount -t tmpfs tmpfs /merged/dev/shm
+$b mount -t tmpfs tmpfs /merged/run
+$b mkdir /merged/run/hostout
+share out /merged/run/hostout trans=virtio
 $b ifconfig lo 127.0.0.1 up
-$b cp /command /root/run/command
+$b cp /command /merged/run/command
 
 ulimit -l unlimited
 export HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-$b chroot /root /bin/bash /run/command > /dev/hvc0 2>&1 < /dev/null
-$b echo $? > /root/run/hostout/status
+$b chroot /merged /bin/bash /run/command > /dev/hvc0 2>&1 < /dev/null
+$b echo $? > /merged/run/hostout/status
 $b sync
 $b poweroff -f
