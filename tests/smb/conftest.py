@@ -11,14 +11,17 @@ from pathlib import Path
 import pytest
 
 import smb
-from smb import stripes
+from smb import auth, stripes
 from smb.client import Box
+from smb.options import ServeOptions
 from smb.server import Daemon
 from smb.tls import Tls
 from smb.transport.base import Options
 from smb.transport.local import LocalTransport
 from smb.transport.ports import ports
+from tests.smb import strangers
 from tests.smb.certificates import Authority
+from tests.smb.frames import Attacker
 from tests.smb.processes import ServeProcess
 
 Connect = Callable[..., Box]
@@ -60,6 +63,13 @@ def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
         unix=folder / "box.sock", tcp="127.0.0.1:0", rdma=rdma, token=TOKEN, tls=tls, lease=2.0
     ) as daemon:
         yield daemon
+
+
+@pytest.fixture
+def near(served: Daemon) -> Iterator[Box]:
+    """A box by shared memory that looks at what the remote one does."""
+    with smb.connect(served.addresses[0], name="near") as box:
+        yield box
 
 
 @pytest.fixture
@@ -155,3 +165,27 @@ def open_box(daemons: list[Daemon]) -> Iterator[Callable[..., Box]]:
             return stack.enter_context(smb.connect(",".join(where), token=TOKEN, timeout=timeout))
 
         yield connect
+
+
+@pytest.fixture
+def fort(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
+    """A daemon at a TCP port, under a token."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv(auth.VARIABLE, raising=False)
+    options = ServeOptions(memory_limit=64 << 20, lease=2.0)
+    with smb.serve(tcp="127.0.0.1:0", token=strangers.TOKEN, options=options) as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def innocent(fort: Daemon) -> Iterator[strangers.Innocent]:
+    one = strangers.Innocent(fort.addresses[0])
+    yield one
+    one.box.close()
+
+
+@pytest.fixture
+def attacker(fort: Daemon) -> Iterator[Attacker]:
+    one = Attacker(fort.addresses[0], strangers.TOKEN)
+    yield one
+    one.close()
