@@ -29,8 +29,10 @@ from smb import errors
 from smb.errors import ProtocolError, SmbError
 from smb.layout import put, unpack
 from smb.records import *  # users write protocol.Create
-from smb.records_status import *
 from smb.records_rdma import *
+from smb.records_restart import *
+from smb.records_status import *
+from smb.records_vectors import *
 
 VERSION = 2
 MAGIC = b"SMB1"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from smb.layout import Blob, Choice, Number, Real, Rows, Text, Truth
+from smb.layout import Blob, Choice, Number, Rows, Text, Truth
 
 MAX_PIECE = 1 << 20  # bytes of elements that one data frame carries
 MAX_HEAD = 64  # bytes of a data operation's head
@@ -386,99 +386,9 @@ class Proved:
     proof: Nonce
 
 
-# After a daemon's restart ---------------------------------------------------------------------------------
+# Segments over several daemons ----------------------------------------------------------------------------
 
-
-@dataclass(frozen=True)
-class HandBack:
-    """A client that maps a segment gives its memory to the daemon that follows the dead one.
-
-    One byte follows the body; the descriptors of control and payload file travel beside it (SCM_RIGHTS).
-    """
-
-    key: Key
-    segment: U64  # the dead daemon's number for it: tells which of two memories is the newer
-    count: Count
-    dtype: Dtype
-    lifetime: Lifetime
-    meta: Meta
-    owned: Flag  # whether this client made it
-
-
-@dataclass(frozen=True)
-class HandCounter:
-    """The last that a client knows of a counter."""
-
-    key: Key
-    value: I64
-    updates: U64  # as Value had it: of two values the one with more is the newer
-
-
-@dataclass(frozen=True)
-class Inherit:
-    """This session goes on for one that the dead daemon had."""
-
-    session: U64  # 0: for none, but it will hand its memory to the next daemon when this one dies
-    secret: U64
-    done: Flag  # True: everything is handed back
-
-
-@dataclass(frozen=True)
-class SnapshotNow:
-    """Write a snapshot now."""
-
-    folder: Message  # at the daemon; "" for its own; only a client on this host may name one
-
-
-@dataclass(frozen=True)
-class RestoreFrom:
-    """Load the newest whole snapshot of a folder at the daemon; none of its keys may exist."""
-
-    folder: Message
-
-
-@dataclass(frozen=True)
-class SnapshotDone:
-    path: Message
-    segments: U32
-    nbytes: U64  # of the segments
-
-
-COMBINATIONS = ("copy", "scale", "axpy", "fill")
-REDUCTIONS = ("dot", "sum")
 MAX_STRIPES = 256
-FLOAT32 = 3.4028234663852886e38
-
-
-@dataclass(frozen=True)
-class Combine:
-    """A vector operation on x, elements [offset, offset + count) of a segment, where they lie.
-
-    copy x = y, scale x = a x, axpy x = x + a y, fill x = a; all but copy need float32. y is the source from
-    its element 0 on. axpy refuses NaN and Inf as Accumulate does.
-    """
-
-    how: Annotated[str, Choice(COMBINATIONS)]
-    segment: U64
-    source: U64  # 0 where there is none
-    scalar: Annotated[float, Number("d", -FLOAT32, FLOAT32)]
-    offset: U64
-    count: U64
-    counts: Flag  # False: the update does not count in the version
-
-
-@dataclass(frozen=True)
-class Reduce:
-    """The sum over two whole segments of x[i] y[i], or over one of x[i], in float64; float32 segments."""
-
-    how: Annotated[str, Choice(REDUCTIONS)]
-    segment: U64
-    other: U64  # 0 where there is none; may be the segment itself
-
-
-@dataclass(frozen=True)
-class Scalar:
-    value: Annotated[float, Real()]
 
 
 @dataclass(frozen=True)
