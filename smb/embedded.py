@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smb import stripes
 from smb.client import Box
-from smb.errors import NotSupported, TransportError
+from smb.errors import TransportError
 from smb.gate import guarded, terms
 from smb.listen import Listener, TcpListener, UnixListener, check_folder, default_path
 from smb.options import ServeOptions
@@ -63,6 +63,7 @@ def connect(
     address: str | None = None,
     token: str | os.PathLike[str] | bytes | None = None,
     timeout: float = 30.0,
+    *,
     name: str | None = None,
     tls: Tls | None = None,
     reconnect: float = 0.0,
@@ -70,8 +71,8 @@ def connect(
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
     address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT"; several of them with commas
-             make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the default
-             socket; else a box inside this process, one a process
+             make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the
+             default socket; else a box inside this process, one a process
     token    for tcp and rdma: a file that nobody else can read, or the bytes. None: the file $SMB_TOKEN_FILE,
              else, for a daemon on this host, the one that the user's own daemon left
     timeout  seconds that one answer of the daemon may take, waits not counted
@@ -79,7 +80,7 @@ def connect(
     tls      for tcp: who signed the daemon's certificate, and one's own. None: what $SMB_TLS_CA,
              $SMB_TLS_CERT and $SMB_TLS_KEY name, else no TLS
     reconnect  seconds for which operations wait for another daemon when this one dies (or raise Away, see
-             Box.patient); on this host its memory is handed back, so that nothing is lost. 0: they fail at once
+             Box.patient); on this host its memory is handed back, so that nothing is lost. 0: they fail then
     """
     options = Options((name or own_name())[:80], timeout, token, tls or from_environment(), reconnect)
     address = address or os.environ.get("SMB_ADDRESS") or None
@@ -149,8 +150,8 @@ def serve(
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which a client that holds a chunk lock while others wait is killed, and after
                   which one that came over TCP and is not heard from is gone
-    snapshot_dir  a folder in which snapshots of the box are kept: the box goes on from the newest whole one, and
-                  writes one at its end
+    snapshot_dir  a folder in which snapshots of the box are kept: the box goes on from the newest whole one,
+                  and writes one at its end
     snapshot_every  seconds between two
     options       all choices; the ones above take their place when they are given
 
