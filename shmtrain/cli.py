@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from shmtrain.method import METHODS, SERVERS, WAYS
+from shmtrain.method import METHODS, SERVERS, WAYS, WIRES
 
 if TYPE_CHECKING:
     from shmtrain.options import MethodOptions, Options
@@ -116,6 +116,7 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--outer-buffer", type=int, metavar="N", help="diloco, asynchronous: pushes a momentum (N)"
     )
+    g.add_argument("--wire", choices=WIRES, help="elastic, hybrid: how increments travel over TCP (float32)")
     g.add_argument("--wait-limit", type=float, metavar="S", help="longest wait for other workers (300)")
 
 

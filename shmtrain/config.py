@@ -17,7 +17,7 @@ from typing import Any, Literal
 from prototxt import schema
 from prototxt.text import parse_net, parse_solver
 from shmtrain.lr_rule import LrRule, parse_lr_rule
-from shmtrain.method import METHODS, Method, figures, method, moving_rate, own
+from shmtrain.method import METHODS, Method, check_told, figures, method, moving_rate
 from shmtrain.options import ConfigError, Options, check_options, choice
 
 SOLVER_TYPES = ("SGD", "Nesterov", "AdaGrad", "RMSProp", "AdaDelta", "Adam")
@@ -424,7 +424,7 @@ class _Solver:
         if tau is None and m.HasField("update_interval"):
             tau = m.update_interval
         way = method(o.algorithm, o.workers, alpha is not None, o.method)
-        own(o.algorithm, o.told())
+        check_told(o, way)
         if alpha is None:
             alpha = moving_rate(o.algorithm, o.workers, way)
         if tau is None:

@@ -11,18 +11,19 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from shmtrain.lr_rule import DEFAULT_RULE
-from shmtrain.options import ConfigError, MethodOptions, choice
+from shmtrain.options import ConfigError, MethodOptions, Options, choice
 
 if TYPE_CHECKING:
     from shmtrain.config import Sharing
 
 WAYS = ("fused", "paper", "read-ahead", "overlapped")
 SERVERS = ("sgd", "adagrad")
+WIRES = ("float32", "bfloat16", "float16", "int8")
 STALENESS = ("none", "inverse", "exponential", "drop", "bounded")
 MAX_ALPHA = 0.99
 ASYNCHRONOUS_MOMENTUM = 0.5  # of diloco's outer step, as in HALoS (arXiv 2506.04531); 0.9 diverges there
 BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
-ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start"})
+ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start", "wire"})
 MEAN = "the mean gradient of {workers} x {batch} images makes one step of the job"
 
 
@@ -86,7 +87,7 @@ METHODS = {
     "hybrid": Entry(
         "hybrid", "HSGD (ShmCaffe-H, 2018)", DEFAULT_RULE,
         "a group's mean gradient makes one step of the group; the center follows the groups",
-        frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness"}), lockstep=True,
+        frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness", "wire"}), lockstep=True,
     ),
     "diloco": Entry(
         "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "none",
@@ -115,6 +116,7 @@ class Method:
     group_size      workers of one synchronous group
     outer_*         rate, momentum and (asynchronous) buffer of the outer step; buffer 0: one of each worker
     bucket_mib      MiB of one allreduce
+    wire            how increments travel to a box over TCP; others refuse all but float32
     wait_limit      seconds after which a wait for other workers ends with an error that names them
     """
 
@@ -132,6 +134,7 @@ class Method:
     asynchronous: bool = False
     outer_buffer: int = 0
     bucket_mib: float = 4.0
+    wire: str = "float32"
     wait_limit: float = 300.0
 
 
@@ -160,6 +163,15 @@ def own(algorithm: str, told: Iterable[str]) -> None:
             raise ConfigError(f"--{name.replace('_', '-')} is an option of {owners}, not of {algorithm}")
 
 
+def check_told(o: Options, m: Method) -> None:
+    """Refuse what the command line says besides, where the way or the box has no use for it."""
+    own(o.algorithm, o.told())
+    if m.wire != "float32" and o.smb is None:
+        raise ConfigError(f"--wire {m.wire} is for a box over TCP: name one with --smb tcp://HOST:PORT")
+    if m.wire != "float32" and o.exchange not in (None, "fused"):
+        raise ConfigError(f"--wire {m.wire} needs --exchange fused, not {o.exchange}")
+
+
 def moving_rate(algorithm: str, workers: int, m: Method) -> float:
     """alpha = beta / N, N being the workers or their groups; below 1 for one alone, whatever beta says."""
     size = m.group_size if algorithm == "hybrid" else 1
@@ -182,6 +194,7 @@ def _check(m: Method, entry: Entry, workers: int) -> None:
     if m.backup_workers and m.backup_workers >= workers:
         raise ConfigError(f"--backup-workers {m.backup_workers} of {workers} workers leaves none to wait for")
     choice("--server", m.server, SERVERS)
+    choice("--wire", m.wire, WIRES)
     parse_staleness(m.staleness)
 
 
@@ -219,7 +232,7 @@ def figures(sharing: Sharing) -> list[str]:
         shown.insert(0, f"S{m.group_size}xA{-(-sharing.workers // m.group_size)}")
     for field in fields(m):
         value = getattr(m, field.name)
-        if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none"):
+        if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none", "float32"):
             shown.append(f"{field.name.replace('_', ' ')} {value}".removesuffix(" True"))
     if not entry.lockstep:
         shown.append(f"termination {sharing.termination}")

@@ -38,6 +38,7 @@ class MethodOptions:
     asynchronous: bool | None = None
     outer_buffer: int | None = None
     bucket_mib: float | None = None
+    wire: str | None = None
     wait_limit: float | None = None
 
 

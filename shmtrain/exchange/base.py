@@ -35,6 +35,7 @@ class ExchangeStats:
     stale_sum  the sum of staleness over all exchanges, for the mean
     histogram  how often each staleness was seen
     dropped    increments that came too late and moved nothing
+    wired      what a wire has carried, and the error that its type cost, in words
     """
 
     seconds: float = 0.0
@@ -43,6 +44,7 @@ class ExchangeStats:
     stale_sum: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
     dropped: int = 0
+    wired: str = ""
 
     def saw(self, staleness: int) -> None:
         self.staleness = staleness
@@ -61,7 +63,7 @@ class ExchangeStats:
         """What the exchanges came to, in words."""
         stale = f"mean staleness {self.mean_staleness:.3g}, largest {max(self.histogram, default=0)}"
         dropped = f", {self.dropped} dropped" if self.dropped else ""
-        return f"{self.count} exchanges of {1e3 * self.mean_seconds:.3g} ms, {stale}{dropped}"
+        return f"{self.count} exchanges of {1e3 * self.mean_seconds:.3g} ms, {stale}{dropped}{self.wired}"
 
     @contextmanager
     def exchange(self) -> Iterator[None]:

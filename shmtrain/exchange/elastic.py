@@ -27,6 +27,17 @@ def elastic_pull(local: F32, center: F32, alpha: float, out: F32) -> None:
         np.subtract(local, out, out=local)
 
 
+def carried(center: Segment) -> str:
+    """What the wire has carried so far, in words; nothing where the memory is mapped."""
+    told = center.wire_stats
+    if told is None:
+        return ""
+    text = f", {told.bytes_sent / 2**20:.1f} MiB sent and {told.bytes_received / 2**20:.1f} received"
+    if told.squared_sum:
+        text += f", quantising error {(told.squared_error / told.squared_sum) ** 0.5:.2g} of the increments"
+    return text
+
+
 class Move:
     """d = alpha (x - c); x <- x - d; c <- c + d, chunk by chunk, each chunk under its lock.
 
@@ -42,8 +53,10 @@ class Move:
         *,
         threads: int = 1,
         policy: Staleness | None = None,
+        wire: str = "float32",
     ) -> None:
         self._center, self._stats, self._threads = center, stats, threads
+        self._wire = wire
         self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
         self._policy = policy or Staleness()
         self._seen = center.version
@@ -51,14 +64,16 @@ class Move:
     @classmethod
     def of(cls, meeting: Meeting, stats: ExchangeStats) -> Move:
         policy = Staleness.of(meeting.method.staleness, meeting.crowd)
-        return cls(meeting.center, meeting.alpha, stats, threads=meeting.threads, policy=policy)
+        wire = meeting.method.wire
+        return cls(meeting.center, meeting.alpha, stats, threads=meeting.threads, policy=policy, wire=wire)
 
     def __call__(self, local: F32) -> None:
         """Move ``local``, (n,) float32, and the center."""
         self._policy.hold()
         weight = self._policy.weight(max(self._center.version - self._seen, 0))
         if weight > 0:
-            self._seen = self._center.exchange(local, self._alpha() * weight, threads=self._threads)
+            alpha = self._alpha() * weight
+            self._seen = self._center.exchange(local, alpha, threads=self._threads, wire=self._wire)
             self._stats.saw(self._center.staleness)
         else:
             self._follow(local)
@@ -99,6 +114,7 @@ class Spring:
         if self._pending:
             self._meet()
         self._settle()
+        self.stats.wired = carried(self._center)
         if self._joined:
             self._joined()
 

@@ -22,7 +22,7 @@ import torch
 
 from shmtrain.exchange.allreduce import Buckets
 from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
-from shmtrain.exchange.elastic import Move
+from shmtrain.exchange.elastic import Move, carried
 from shmtrain.exchange.replicas import Replicas
 
 BASE = 1 << 20  # two numbers below it carry an iteration: float32 holds whole numbers to 2^24
@@ -116,6 +116,7 @@ class Hybrid:
             self.close()
         if self._pending and self._replicas.group.is_root:
             self._move(self._meeting.local)
+        self.stats.wired = carried(self._meeting.center)
         self._meeting.joined()
 
     def close(self) -> None:

@@ -38,8 +38,9 @@ def open_exchange(meeting: Meeting) -> Exchange:
     policy = Staleness.of(meeting.method.staleness, meeting.crowd)
     if meeting.way == "fused":
         return Seasgd(
-            center, local, alpha, tau, threads=meeting.threads, joined=meeting.joined, policy=policy
-        )
+            center, local, alpha, tau, threads=meeting.threads, joined=meeting.joined, policy=policy,
+            wire=meeting.method.wire,
+        )  # fmt: skip
     if meeting.way == "overlapped":
         whole = WholeExchange(meeting.open_pair, meeting.threads)
         return OverlappedSeasgd(center, local, alpha, tau, update=whole, joined=meeting.joined)
@@ -64,10 +65,11 @@ class Seasgd(Spring):
         threads: int = 1,
         joined: Callable[[], None] | None = None,
         policy: Staleness | None = None,
+        wire: str = "float32",
     ) -> None:
         """``local`` is as long as ``center``; ``joined`` is called at the end and waits for the others."""
         super().__init__(center, local, tau, joined)
-        self._move = Move(center, alpha, self.stats, threads=threads, policy=policy)
+        self._move = Move(center, alpha, self.stats, threads=threads, policy=policy, wire=wire)
 
     def before_forward(self, step: int) -> None:
         self._meet_when_due(step)

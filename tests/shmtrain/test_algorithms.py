@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import smb
 from shmtrain.method import METHODS, method
 from shmtrain.options import MethodOptions
 from tests.shmtrain.jobs import ENDLESS, running, stop, train, write
@@ -58,6 +59,27 @@ def test_a_job_ends_and_says_what_a_step_means(tmp_path: Path, algorithm: str) -
     assert np.isfinite(weights(model)).all()
     if algorithm not in ("hybrid", "sync"):
         assert model.name == "m_iter_40.caffemodel"
+
+
+@pytest.mark.parametrize("algorithm", ["seasgd", "easgd", "hybrid"])
+def test_increments_travel_in_a_wire_type_over_tcp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, algorithm: str
+) -> None:
+    write(tmp_path, SHORT)
+    with smb.serve(unix=tmp_path / "s", tcp="127.0.0.1:0", token=b"a token for this test") as daemon:
+        token = tmp_path / "token"
+        token.write_bytes(b"a token for this test")
+        token.chmod(0o600)
+        monkeypatch.setenv("SMB_TOKEN_FILE", str(token))
+        options = ["--smb", daemon.addresses[1], "--algorithm", algorithm, "--wire", "int8"]
+        job = train(tmp_path, "--workers", "2", *options)
+    assert job.process.returncode == 0, job.text
+    assert "wire int8" in job.text
+    errors = re.findall(r"quantising error ([\d.e-]+) of the increments", job.text)
+    assert len(errors) == 1  # the first worker's log tells of itself
+    assert 0 < float(errors[0]) < 0.05
+    (model,) = tmp_path.glob("m_iter_40.caffemodel")
+    assert np.isfinite(weights(model)).all()
 
 
 @pytest.mark.parametrize("algorithm", ["downpour", "sync", "allreduce", "hybrid", "diloco"])
@@ -134,6 +156,11 @@ WRONG = {
     "momentum 1": (
         ["--algorithm", "diloco", "--outer-momentum", "1"],
         "--outer-momentum 1: must lie in [0, 1)",
+    ),
+    "a wire within one host": (["--workers", "2", "--wire", "int8"], "--wire int8 is for a box over TCP"),
+    "a wire for the paper's way": (
+        ["--smb", "tcp://127.0.0.1:1", "--wire", "int8", "--exchange", "paper"],
+        "--wire int8 needs --exchange fused, not paper",
     ),
     "no limit": (["--wait-limit", "0"], "--wait-limit 0: must be above 0"),
 }
