@@ -75,10 +75,12 @@ def test_a_named_daemon_that_is_not_there_is_an_error_not_another_box(
         smb.connect()
 
 
-@pytest.mark.parametrize("option", ["rdma"])
-def test_other_listeners_are_refused_for_now(option: str) -> None:
-    with pytest.raises(smb.NotSupported, match=f"this version has no {option} transport"):
-        smb.serve(**{option: "localhost:0"})  # type: ignore[arg-type]
+def test_a_daemon_without_the_rdma_device_that_it_should_use_does_not_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SMB_RDMA", "nobody_has_this")
+    with pytest.raises(smb.NotSupported, match="no active RDMA port"):
+        smb.serve(rdma="localhost:0")
 
 
 @pytest.mark.parametrize("options", [{"lease": 0}, {"memory_limit": 0}])
