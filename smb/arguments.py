@@ -18,6 +18,9 @@ EPILOG = (
 )
 
 
+LONGEST = 1e9  # seconds, 31 years: the threads' clock ends at nine times as many
+
+
 def size(text: str) -> int:
     from smb.memory import parse
 
@@ -33,7 +36,17 @@ def positive(text: str) -> float:
     except ValueError:
         value = 0.0
     if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+        raise argparse.ArgumentTypeError(f"{text!r} is no number above 0")
+    return value
+
+
+def duration(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= LONGEST:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0 and up to {LONGEST:g}")
     return value
 
 
@@ -57,7 +70,7 @@ def parser() -> argparse.ArgumentParser:
     )
     serve.add_argument(
         "--lease",
-        type=positive,
+        type=duration,
         default=30.0,
         metavar="S",
         help="kill a client that keeps others waiting for a lock longer than S seconds (default: 30)",
@@ -65,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
     serve.add_argument(
         "--snapshot-dir", metavar="DIR", help="go on from the newest snapshot there; write one at the end"
     )
-    serve.add_argument("--snapshot-every", type=positive, metavar="S", help="and every S seconds")
+    serve.add_argument("--snapshot-every", type=duration, metavar="S", help="and every S seconds")
     add_watching(serve)
     add_access(serve)
 
@@ -174,7 +187,7 @@ def add_measuring(commands: Commands, client: argparse.ArgumentParser) -> None:
         "top", parents=[client], help="what the daemon's clients are doing, live", epilog=EPILOG
     )
     top.add_argument("--once", action="store_true", help="print one table, with the rates of one interval")
-    top.add_argument("--interval", "-i", type=positive, default=1.0, metavar="S", help="(default: 1)")
+    top.add_argument("--interval", "-i", type=duration, default=1.0, metavar="S", help="(default: 1)")
     bench = commands.add_parser("bench", help="how fast a box is, over sizes, processes and transports")
     bench.add_argument(
         "--address",
@@ -197,7 +210,7 @@ def add_measuring(commands: Commands, client: argparse.ArgumentParser) -> None:
     bench.add_argument(
         "--transports", type=listed(mappable), default="shm,tcp", metavar="T,T", help="(default: shm,tcp)"
     )
-    bench.add_argument("--seconds", type=positive, default=1.0, metavar="S", help="of each measurement")
+    bench.add_argument("--seconds", type=duration, default=1.0, metavar="S", help="of each measurement")
     bench.add_argument("--csv", metavar="FILE", help="write the table there")
     bench.add_argument("--plot", metavar="FILE", help="draw it there (needs matplotlib)")
 

@@ -380,7 +380,7 @@ class Box:
 
         folder  on the daemon's host; by default the one it was started with. Raises SmbError when it fails.
         """
-        named = os.path.abspath(folder) if folder is not None else ""
+        named = _folder("snapshot", folder) if folder is not None else ""
         done: protocol.SnapshotDone = self._call(protocol.SnapshotNow(named), FOREVER)
         return done.path
 
@@ -390,7 +390,7 @@ class Box:
         Nothing of it may exist in the box: else KeyExists, and nothing is loaded. Segments that live as long
         as clients do ("owner", "attached") go after a lease unless somebody attaches.
         """
-        done: protocol.SnapshotDone = self._call(protocol.RestoreFrom(os.path.abspath(folder)), FOREVER)
+        done: protocol.SnapshotDone = self._call(protocol.RestoreFrom(_folder("restore", folder)), FOREVER)
         return done.segments
 
     def sessions(self) -> builtins.list[dict[str, Any]]:
@@ -428,6 +428,13 @@ class Box:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _folder(what: str, folder: str | os.PathLike[str]) -> str:
+    """Its absolute path. An empty one, such as a variable that was not set, does not mean this folder."""
+    if not os.fspath(folder):
+        raise RequestError(f"{what}: the folder's name is empty")
+    return os.path.abspath(folder)
 
 
 def _about(key: str, error: RequestError) -> SmbError:

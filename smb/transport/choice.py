@@ -10,7 +10,7 @@ from smb import protocol
 from smb.errors import SmbError
 from smb.transport import tcp
 from smb.transport.base import Options, Transport
-from smb.transport.shm import ShmTransport
+from smb.transport.shm import mapped
 
 log = logging.getLogger(__name__)
 
@@ -28,14 +28,14 @@ def connect(where: str, options: Options) -> Transport:
     return shared
 
 
-def _shared(welcome: protocol.Welcome, options: Options) -> ShmTransport:
+def _shared(welcome: protocol.Welcome, options: Options) -> Transport:
     """Shared memory of the very daemon that answered. Raises OSError or SmbError: why there is none."""
     if not welcome.unix:
         raise SmbError("the daemon has no Unix socket")
     found = os.stat(welcome.unix)
     if not stat.S_ISSOCK(found.st_mode) or found.st_uid not in (os.getuid(), 0):
         raise SmbError(f"{welcome.unix} is no socket of this user's on this host")
-    shared = ShmTransport(welcome.unix, options)
+    shared = mapped(welcome.unix, options)  # outlives the daemon, where that is asked for
     if shared.daemon != welcome.daemon:
         shared.close()
         raise SmbError(f"another daemon listens at {welcome.unix} on this host")

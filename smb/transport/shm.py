@@ -8,7 +8,7 @@ import os
 import socket
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from smb import protocol
 from smb.errors import (
@@ -26,6 +26,9 @@ from smb.transport.base import Array, Opening, Options, Transport
 from smb.transport.frames import close_all, receive_reply, send
 from smb.transport.mapped import attach, watched
 from smb.transport.threads import PerThread
+
+if TYPE_CHECKING:
+    from smb.transport.lasting import LastingTransport  # it knows this module
 
 log = logging.getLogger(__name__)
 LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
@@ -302,16 +305,21 @@ class ShmTransport:
         self._standing.close()
 
 
+def mapped(path: str, options: Options) -> ShmTransport | LastingTransport:
+    """A client by shared memory alone: of this daemon, or of the next ones too (``options.reconnect``)."""
+    if not options.reconnect:
+        return ShmTransport(path, options)
+    from smb.transport.lasting import LastingTransport
+
+    return LastingTransport(path, options)
+
+
 def connect(where: str, options: Options) -> Transport:
     """Connect to the daemon whose socket is the file ``where``; by frames where it cannot pass its memory."""
     if len(os.fsencode(where)) > 107:
         raise RequestError(f"socket path {where!r} is longer than the kernel's 107 bytes")
     try:
-        if not options.reconnect:
-            return ShmTransport(where, options)
-        from smb.transport.lasting import LastingTransport  # it knows this module
-
-        return LastingTransport(where, options)
+        return mapped(where, options)
     except (NotSupported, NotPermitted) as error:
         from smb.transport import tcp  # rarely needed, and it loads ssl
 

@@ -36,6 +36,21 @@ def test_an_address_without_a_scheme_takes_shared_memory_where_it_works(
         assert box.transport == box.create("c", 10).transport == "tcp"  # a named transport is not replaced
 
 
+def test_a_client_that_named_a_port_and_took_shared_memory_outlives_its_daemon(folder: Path) -> None:
+    def serve() -> smb.Daemon:
+        return smb.serve(unix=folder / "a.sock", tcp="127.0.0.1:0", token=TOKEN)
+
+    first = serve()
+    with smb.connect(first.addresses[1].removeprefix("tcp://"), token=TOKEN, reconnect=20) as box:
+        center = box.create("center", COUNT, initial=np.ones(COUNT, F32))
+        assert center.transport == "shm"
+        first.close()  # to its clients the same as its death
+        with serve():
+            center.accumulate(np.ones(COUNT, F32))
+            np.testing.assert_array_equal(center.read(), 2)
+            assert box.list() == ["center"]
+
+
 def test_an_address_without_a_scheme_takes_tcp_elsewhere_and_says_why(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
