@@ -240,12 +240,14 @@ def test_a_fault_gets_its_message_and_harms_nobody(connect: Connect, name: str) 
     assert "c" in neighbour.list() and box.counter("m").add(1) == 0  # noqa: PT018
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_a_held_lock_cannot_be_taken_again_by_its_object(box: Box) -> None:
     lock = box.lock("l")
     with lock, pytest.raises(smb.RequestError, match="lock 'l' is held by this object already"):
         lock.acquire()
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_a_barrier_expects_one_number(connect: Connect, served: smb.Daemon) -> None:
     one, other = connect(), connect()
     with ThreadPoolExecutor(1) as pool:
@@ -257,6 +259,7 @@ def test_a_barrier_expects_one_number(connect: Connect, served: smb.Daemon) -> N
         waiting.result(5)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_a_closed_box_says_so(connect: Connect) -> None:
     box = connect()
     segment = box.create("c", N)
@@ -267,6 +270,7 @@ def test_a_closed_box_says_so(connect: Connect) -> None:
         segment.exchange(np.zeros(N, F32), 0.5)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_chunks_before_a_bad_one_have_moved_on_both_sides(box: Box) -> None:
     count = 3 * 65536
     x = np.ones(count, F32)

@@ -13,7 +13,7 @@ import smb
 from smb import protocol
 from smb.client import Box
 from smb.segment import CHUNK_BYTES
-from tests.smb.conftest import TOKEN, Connect
+from tests.smb.conftest import ON_HOST, TOKEN, Connect
 from tests.smb.processes import wait_for
 
 F32 = np.float32
@@ -25,6 +25,7 @@ def drawn(seed: int, count: int = N) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(count).astype(F32)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_a_coordinator_computes_without_the_values_passing_through_it(box: Box) -> None:
     """One step of a line search: p = -g; x = x0 + a p; slope = g p."""
     g, x0 = drawn(1), drawn(2)
@@ -42,6 +43,7 @@ def test_a_coordinator_computes_without_the_values_passing_through_it(box: Box) 
     assert (x.norm(), x.sum(), x.dot(gradient)) == (0.0, 0.0, 0.0)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_combinations_may_cover_a_range(box: Box) -> None:
     x = drawn(1)
     segment, part = (
@@ -66,6 +68,7 @@ def test_combinations_may_cover_a_range(box: Box) -> None:
     assert segment.version == 5
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_a_copy_takes_every_type(box: Box) -> None:
     values = np.arange(3 * CHUNK_BYTES // 8 + 5, dtype=np.int64)
     source, target = (
@@ -78,6 +81,7 @@ def test_a_copy_takes_every_type(box: Box) -> None:
         target.scale(2.0)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_sums_keep_what_float32_would_lose(box: Box) -> None:
     values = np.full(N, 1e-3, F32)
     values[0] = 1e8
@@ -85,6 +89,7 @@ def test_sums_keep_what_float32_would_lose(box: Box) -> None:
     assert segment.sum() == pytest.approx(values.astype(float).sum(), rel=1e-12)
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_sums_of_what_is_no_number_are_none_either(box: Box) -> None:
     segment = box.create("x", N)
     segment.write(np.array([np.nan], F32), offset=PER_CHUNK)
@@ -92,6 +97,7 @@ def test_sums_of_what_is_no_number_are_none_either(box: Box) -> None:
     assert np.isnan(segment.norm())
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_wrong_vector_operations_are_named_and_change_nothing(box: Box) -> None:
     x, short, ints = (
         box.create("x", N, initial=drawn(1)),
@@ -115,6 +121,7 @@ def test_wrong_vector_operations_are_named_and_change_nothing(box: Box) -> None:
     assert x.version == 0
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_axpy_keeps_nan_out_of_the_center(box: Box) -> None:
     center, delta = box.create("c", N), box.create("d", N)
     delta.write(np.array([np.nan], F32), offset=PER_CHUNK + 5)
@@ -124,6 +131,7 @@ def test_axpy_keeps_nan_out_of_the_center(box: Box) -> None:
     assert center.version == 0
 
 
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
 def test_updates_of_both_kinds_lose_nothing(connect: Connect) -> None:
     first = connect()
     first.create("c", N)
