@@ -17,6 +17,7 @@ from smb.client import Box
 from smb.protocol import HEADER
 from tests.smb.conftest import TOKEN
 from tests.smb.processes import client, wait_for
+from tests.smb.proxy import DOWN, Proxy
 
 F32 = np.float32
 COUNT = 400_000
@@ -51,14 +52,21 @@ def test_a_client_stopped_for_longer_than_its_lease_is_gone_and_harms_nobody(
     token = folder / "token"
     token.write_bytes(TOKEN)
     token.chmod(0o600)
-    with client(served.addresses[1], REMOTE, more={"SMB_TOKEN_FILE": str(token)}) as worker:
+    with (
+        Proxy(served.addresses[1]) as proxy,
+        client(proxy.address, REMOTE, more={"SMB_TOKEN_FILE": str(token)}) as worker,
+    ):
         assert worker.line() == "in"
         assert wait_for(lambda: center.version > 5)
+        proxy.faults[DOWN].lost = True  # so that it is stopped in the middle of an update
+        assert wait_for(lambda: proxy.faults[DOWN].swallowed)
+        time.sleep(0.2)
         worker.stop()
         near.lock("l").acquire(timeout=5)  # the lease is 2 s
         assert near.list() == ["center"]
         version, values = center.version, center.read()
         assert values.min() in {values.max(), values.max() - 1}
+        proxy.faults[DOWN].lost = False
         worker.signal(signal.SIGCONT)
         assert worker.line().startswith("restarted segment 'center': accumulate was dropped: the daemon at")
         np.testing.assert_array_equal(center.read(), values)
