@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 
@@ -100,6 +101,20 @@ void Line::skip(size_t size) {
     length = std::min(size, sizeof sink);
     receive(sink, length);
   }
+}
+
+size_t Line::queued() const {
+  int bytes = 0;
+  return ioctl(fd_, FIONREAD, &bytes) == 0 && bytes > 0 ? static_cast<size_t>(bytes) : 0;
+}
+
+bool Line::receive_queued(void* data, size_t size) const {
+  for (size_t got = 0; got < size;) {
+    const ssize_t more = recv(fd_, static_cast<char*>(data) + got, size - got, MSG_DONTWAIT);
+    if (more == 0 || (more < 0 && errno != EINTR)) return false;
+    if (more > 0) got += static_cast<size_t>(more);
+  }
+  return true;
 }
 
 size_t Line::send_some(iovec* parts, size_t count) const {

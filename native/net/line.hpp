@@ -33,6 +33,10 @@ class Line {
   // More of the frame. Throws LineError.
   void receive(void* data, size_t size);
   void skip(size_t size);
+  // How many bytes have come and can be received at once.
+  size_t queued() const;
+  // Of them, so many, without waiting. False: fewer came after all, and the stream is of no more use.
+  bool receive_queued(void* data, size_t size) const;
   // All of it; parts is changed. Throws LineError.
   void send(iovec* parts, size_t count);
   // What the socket has room for now, without waiting; parts then holds the rest, and how many there are is

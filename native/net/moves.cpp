@@ -9,6 +9,11 @@ void PushPass::move(const Piece& piece, Ahead*) {
   push(values_, reinterpret_cast<float*>(region.at(piece.begin)), alpha_, piece.count);
 }
 
+void ArrivalPass::move(const Piece& piece, Ahead*) {
+  arrival_.taken = true;
+  arrival_.broken = !arrival_.line.receive_queued(region.at(piece.begin), piece.count * region.item());
+}
+
 void QuantisedPass::move(const Piece& piece, Ahead*) {
   float* center = reinterpret_cast<float*>(region.at(piece.begin));
   increment(d_, values_, center, alpha_, piece.count);

@@ -3,9 +3,28 @@
 
 #include <cstdint>
 
+#include "line.hpp"
 #include "smb/operations.hpp"
 
 namespace smb::net {
+
+// Elements that the kernel holds already, all of them: they can go straight to where they belong.
+struct Arrival {
+  const Line& line;
+  bool taken = false;   // they were received
+  bool broken = false;  // not all of them: what the kernel said to have it did not give
+};
+
+// A write without a copy in between. Holds the lock no longer than a writer that copies.
+class ArrivalPass final : public LockedPass {
+ public:
+  ArrivalPass(const Region& region, size_t offset, size_t count, Arrival& arrival)
+      : LockedPass(region, offset, count), arrival_(arrival) {}
+
+ private:
+  void move(const Piece& piece, Ahead* ahead) override;
+  Arrival& arrival_;
+};
 
 // d = alpha (x - g); g += d, and d takes x's place.
 class PushPass final : public LockedPass {

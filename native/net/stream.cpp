@@ -12,6 +12,7 @@ namespace smb::net {
 namespace {
 
 constexpr size_t kSmallRead = 8192;  // bytes that are sent from the thread's own stack
+constexpr size_t kSmallWrite = 8192;  // bytes for which asking what has come costs more than a copy
 
 Refusal revoked() { return refuse(kClosed, "the session's access to its segments was revoked"); }
 
@@ -93,13 +94,18 @@ void Stream::answer(Line& line, Request& request) {
   }
   std::shared_ptr<Buffer> elements;
   const size_t bytes = header.length - head;
+  Arrival arrival{line};
+  bool arrives = false;
   if (checked.refusal) {
     line.skip(bytes);
+  } else if (header.operation == kWrite && bytes > kSmallWrite && line.queued() >= bytes) {
+    arrives = true;
   } else if (bytes) {
     elements = Buffer::take(bytes);
     line.receive(elements->data(), bytes);
   }
-  const AnswerPtr answer = update(request, checked, elements);
+  const AnswerPtr answer = update(request, checked, elements, arrives ? &arrival : nullptr);
+  if (arrives && !arrival.taken) line.skip(bytes);
   send(line, answer->operation, header.number, answer->refusal, &answer->version, sizeof answer->version,
        answer->elements ? answer->elements->data() : nullptr, answer->bytes);
 }
@@ -127,7 +133,7 @@ std::string Stream::handle(const Header& header, const char* body) {
       values = Buffer::take(bytes);
       std::memcpy(values->data(), body + head, bytes);
     }
-    answer = update(request, checked, values);
+    answer = update(request, checked, values, nullptr);
     checked.refusal = answer->refusal;
     value = answer->version;
   } else if (!checked.refusal && header.operation == kRead) {

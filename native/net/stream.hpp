@@ -12,6 +12,7 @@
 #include "buffers.hpp"
 #include "frames.hpp"
 #include "line.hpp"
+#include "moves.hpp"
 #include "shadow.hpp"
 #include "smb/passes.hpp"
 #include "table.hpp"
@@ -80,11 +81,15 @@ class Stream {
                      char* out);
   Refusal read_piece(uint64_t segment, const Entry& entry, size_t offset, size_t count, char* out);
 
-  AnswerPtr update(const Request& request, const Checked& checked, const std::shared_ptr<Buffer>& elements);
+  // The elements are in a buffer, or yet to be received from an arrival; there they stay when it is not taken.
+  AnswerPtr update(const Request& request, const Checked& checked, const std::shared_ptr<Buffer>& elements,
+                   Arrival* arrival);
   AnswerPtr in_sequence(const Request& request);
   void settle(uint64_t acknowledged);
   uint64_t counted(const Request& request, const Region& region);
-  Refusal apply(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Answer& answer);
+  Refusal apply(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Arrival* arrival,
+                Answer& answer);
+  Refusal write(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Arrival* arrival);
   Refusal exchange(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements, Answer& answer);
   Refusal exchange_quantised(const Request& request, const Entry& entry, Buffer& elements, Answer& answer);
   Refusal accumulate(const Request& request, const Entry& entry, std::shared_ptr<Buffer> elements);

@@ -112,7 +112,8 @@ AnswerPtr Stream::in_sequence(const Request& request) {
                                  static_cast<ull>(sequence), kept_.size()));
 }
 
-AnswerPtr Stream::update(const Request& request, const Checked& checked, const std::shared_ptr<Buffer>& elements) {
+AnswerPtr Stream::update(const Request& request, const Checked& checked, const std::shared_ptr<Buffer>& elements,
+                         Arrival* arrival) {
   const std::lock_guard<std::mutex> guard(mutex_);
   if (AnswerPtr known = in_sequence(request)) return known;
   auto answer = std::make_shared<Answer>();
@@ -127,7 +128,7 @@ AnswerPtr Stream::update(const Request& request, const Checked& checked, const s
   } else {
     const Table::Pass pass(*table_);
     if (!pass.granted()) throw refuse(kClosed, "the session's access to its segments was revoked");
-    answer->refusal = apply(request, checked.entry, elements, *answer);
+    answer->refusal = apply(request, checked.entry, elements, arrival, *answer);
     if (answer->refusal) {
       answer->elements.reset();
     } else {
@@ -159,18 +160,29 @@ uint64_t Stream::counted(const Request& request, const Region& region) {
 }
 
 Refusal Stream::apply(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements,
-                      Answer& answer) {
+                      Arrival* arrival, Answer& answer) {
   const UpdateHead& head = request.update;
   if (request.header.operation == kAccumulateFrom) return accumulate_from(request, entry);
   if (head.count == 0) return {};
   switch (request.header.operation) {
-    case kWrite: {
-      WritePass pass(*entry.region, head.offset, head.count, elements->data());
-      return run(pass, head.segment, "write");
-    }
+    case kWrite: return write(request, entry, elements, arrival);
     case kAccumulate: return accumulate(request, entry, elements);
     default: return exchange(request, entry, elements, answer);
   }
+}
+
+Refusal Stream::write(const Request& request, const Entry& entry, const std::shared_ptr<Buffer>& elements,
+                      Arrival* arrival) {
+  const UpdateHead& head = request.update;
+  if (!arrival) {
+    WritePass pass(*entry.region, head.offset, head.count, elements->data());
+    return run(pass, head.segment, "write");
+  }
+  ArrivalPass pass(*entry.region, head.offset, head.count, *arrival);
+  Refusal refusal = run(pass, head.segment, "write");
+  // Not applied: the client sends the piece again over its next connection.
+  if (arrival->broken) throw LineError{LineError::ended, 0, "the stream ended in a frame"};
+  return refusal;
 }
 
 Refusal Stream::accumulate(const Request& request, const Entry& entry, std::shared_ptr<Buffer> elements) {

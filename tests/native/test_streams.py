@@ -37,6 +37,7 @@ from tests.native.streams import (
     noise,
     piece,
     read_all,
+    receive,
 )
 
 COUNT = 2 * CHUNK + 100
@@ -329,6 +330,25 @@ def test_a_sequence_that_skips_ahead_is_refused_and_one_that_was_applied_is_answ
     assert ask(stream, piece(2))[0] == CODES[ProtocolError]  # its reply is gone
     assert ask(stream, piece(4, acknowledged=9))[0] == CODES[ProtocolError]
     assert stream.applied == mapping.version == 3
+
+
+def test_a_write_that_came_whole_lands_once_and_its_repetition_is_passed_over(mapping: Mapping) -> None:
+    daemon, count = Daemon(mapping), 8192
+
+    def write(sequence: int, value: float, offset: int) -> bytes:
+        elements = np.full(count, value, np.float32).tobytes()
+        return frame(19, NUMBER, sequence, sequence - 1, offset, count, 1, elements=elements)
+
+    here, there = socket.socketpair()
+    with here, there:
+        here.sendall(write(1, 1.0, 5) + write(1, 2.0, 5) + write(2, 3.0, 5 + count // 2))
+        here.shutdown(socket.SHUT_WR)
+        assert daemon.stream.serve(there.fileno(), TIMEOUT) is None
+        versions = [receive(here) for _ in range(3)]
+    assert versions == [(0, version.to_bytes(8, "little")) for version in (1, 1, 2)]
+    values = read_all(mapping)[5 : 5 + count]
+    assert (values[: count // 2] == 1).all()
+    assert (values[count // 2 :] == 3).all()
 
 
 def test_a_client_that_never_acknowledges_is_kept_to_the_window(mapping: Mapping) -> None:
