@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TypeVar
 
-from smb.errors import SmbError
+from smb.errors import SmbError, TypeMismatch
 from smb.transport.base import Attachment
 
 T = TypeVar("T")
@@ -29,11 +29,11 @@ class Vectors:
 
     def copy_from(self, other: Vectors, offset: int = 0) -> int:
         """Elements from ``offset`` on become those of ``other``, all of it; both of one dtype."""
-        return self._combine("copy", 0.0, other, offset, other.count)
+        return self._combine("copy", 0.0, self._one(other), offset, other.count)
 
     def axpy(self, a: float, other: Vectors, offset: int = 0) -> int:
         """Elements from ``offset`` on += a times ``other``, all of it. NonFinite as in accumulate."""
-        return self._combine("axpy", a, other, offset, other.count)
+        return self._combine("axpy", a, self._one(other), offset, other.count)
 
     def scale(self, a: float, offset: int = 0, count: int | None = None) -> int:
         """``count`` elements from ``offset`` on, by default to the end, times a."""
@@ -48,7 +48,8 @@ class Vectors:
 
         Like a read it may mix two updates at chunk borders.
         """
-        return self._asked(lambda: self._attachment.reduce("dot", other._attachment))
+        source = self._one(other)._attachment
+        return self._asked(lambda: self._attachment.reduce("dot", source))
 
     def norm(self) -> float:
         """The Euclidean norm, the square root of dot with itself."""
@@ -57,6 +58,11 @@ class Vectors:
     def sum(self) -> float:
         """The sum of all elements in float64."""
         return self._asked(lambda: self._attachment.reduce("sum"))
+
+    def _one(self, other: Vectors) -> Vectors:
+        if not isinstance(other, Vectors):
+            raise self._named(TypeMismatch(f"must be a segment, got {type(other).__name__}"))
+        return other
 
     def _combine(self, how: str, scalar: float, other: Vectors | None, offset: int, count: int | None) -> int:
         source = other._attachment if other else None

@@ -197,17 +197,25 @@ class RemoteAttachment:
     ) -> int:
         """A vector operation where the segment lies (protocol.Combine); the version after it."""
         self._write_to()
-        number = source.first if source else 0
-        request = protocol.Combine(how, self.first, number, scalar, offset, count, counts)
+        request = protocol.Combine(
+            how, self.first, self._number_of(how, source), scalar, offset, count, counts
+        )
         applied: protocol.Applied = self._carrier.call(request, 0.0)
         return applied.version
 
     def reduce(self, how: str, other: RemoteAttachment | None = None, threads: int = 1) -> float:
         """A sum over the segment where it lies (protocol.Reduce)."""
-        scalar: protocol.Scalar = self._carrier.call(
-            protocol.Reduce(how, self.first, other.first if other else 0), 0.0
-        )
+        request = protocol.Reduce(how, self.first, self._number_of(how, other))
+        scalar: protocol.Scalar = self._carrier.call(request, 0.0)
         return scalar.value
+
+    def _number_of(self, how: str, other: object) -> int:
+        """The daemon's number for the other segment of an operation; 0 where there is none."""
+        if other is None:
+            return 0
+        if not isinstance(other, RemoteAttachment) or other._carrier is not self._carrier:
+            raise RequestError(f"{how}: needs a segment of the same box")
+        return other.first
 
     def rescue(self, out: Array, offset: int = 0) -> int:
         raise NotSupported("the segment lay in the daemon's memory alone, and went with it")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from smb import _native
-from smb.errors import NotSupported, RequestError
+from smb.errors import NotSupported, RequestError, TypeMismatch
 
 WIRES = ("float32", "bfloat16", "float16", "int8")  # by their codes in a frame
 WINDOW = 8  # pieces under way at most; the daemon keeps that many replies
@@ -180,7 +180,7 @@ class Stream:
         stripes: int = 1,
     ) -> Transfer:
         size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
-        return self._transfer("write", segment, array, offset, counts=counts, **size)
+        return self._transfer("write", segment, given(array), offset, counts=counts, **size)
 
     def accumulate(
         self,
@@ -199,7 +199,9 @@ class Stream:
         """segment += scale * source. What a narrow wire loses is owed, and goes with the next accumulate."""
         size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
         code = wire_code(wire)
-        return self._transfer("accumulate", segment, source, offset, scale, wire=code, counts=counts, **size)
+        return self._transfer(
+            "accumulate", segment, given(source), offset, scale, wire=code, counts=counts, **size
+        )
 
     def exchange(
         self,
@@ -222,7 +224,9 @@ class Stream:
         """
         size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
         code = wire_code(wire)
-        return self._transfer("exchange", segment, local, offset, alpha, wire=code, counts=counts, **size)
+        return self._transfer(
+            "exchange", segment, given(local), offset, alpha, wire=code, counts=counts, **size
+        )
 
     def accumulate_from(self, segment: int, source: int, scale: float = 1.0, offset: int = 0) -> Transfer:
         """segment += scale * source, both at the daemon."""
@@ -266,6 +270,13 @@ def wire_code(wire: str) -> int:
     if wire not in WIRES:
         raise RequestError(f"unknown wire type {wire!r} (known: {', '.join(WIRES)})")
     return WIRES.index(wire)
+
+
+def given(array: Any) -> Any:
+    """The array. Raises TypeMismatch for None, with which the native part moves nothing."""
+    if array is None:
+        raise TypeMismatch("must be a numpy array or a CPU torch tensor, got NoneType")
+    return array
 
 
 def refuse_wire(wire: str, transport: str) -> None:

@@ -6,6 +6,8 @@ import signal
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,6 +71,19 @@ def test_exchange_is_the_elastic_move(box: Box) -> None:
     d = np.float32(0.25) * (local - start)
     np.testing.assert_array_equal(x, local - d)
     np.testing.assert_array_equal(center.read(), start + d)
+
+
+def test_what_is_no_array_and_no_segment_is_refused(box: Box) -> None:
+    segment = box.create("c", 10)
+    wrong: list[Any] = [None, np.ones(10, np.float32)]
+    for move in (segment.write, segment.accumulate, partial(segment.exchange, alpha=0.5)):
+        with pytest.raises(smb.TypeMismatch, match=r"'c'.*array"):
+            move(wrong[0])
+    for combine in (segment.copy_from, partial(segment.axpy, 1.0), segment.dot):
+        for other in wrong:
+            with pytest.raises(smb.TypeMismatch, match=r"'c'.*must be a segment, got"):
+                combine(other)
+    assert segment.version == 0
 
 
 def test_an_exchange_may_cover_a_range(box: Box) -> None:
