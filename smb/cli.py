@@ -40,9 +40,12 @@ def serve(options: argparse.Namespace) -> int:
     from smb.embedded import serve as start
     from smb.limits import Limits
     from smb.logs import configure
+    from smb.network import parse
     from smb.options import ServeOptions
 
     configure(options.log, options.verbose)
+    if options.metrics is not None:
+        parse(options.metrics)  # a mistake is told before anybody can have come in
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # two descriptors a segment, two a client
     signals = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}

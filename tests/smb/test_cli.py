@@ -204,3 +204,9 @@ def test_what_serve_cannot_listen_with_is_named(words: list[str], message: str) 
     code, _, error = run("serve", *words)
     assert code in (1, 2)
     assert message in error
+
+
+def test_an_address_that_metrics_cannot_have_is_told_before_the_daemon_listens(folder: Path) -> None:
+    code, out, error = run("serve", "--unix", str(folder / "m.sock"), "--metrics", "127.0.0.1")
+    assert (code, out) == (1, b"")
+    assert "bad address '127.0.0.1': HOST:PORT is expected" in error
