@@ -104,6 +104,8 @@ class StripedAttachment:
     def accumulate(
         self, source: Any, scale: float = 1.0, offset: int = 0, threads: int = 1, **wire: str
     ) -> int:
+        if source is self:
+            raise RequestError("accumulate: source and target are the same segment")
         if isinstance(source, StripedAttachment):
             return self.combine("axpy", scale, source, offset, source._count, threads=threads)
         n = self._stripes

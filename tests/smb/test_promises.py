@@ -233,7 +233,8 @@ def test_a_client_that_dies_while_it_fills_a_segment_makes_way(process: ServePro
     code = """
 from smb import protocol
 got = []
-box._transport._request(protocol.Create("c", 100, "float32", "stay", b"", False, False, 0.0), 0.0, got)
+create = protocol.Create("c", 100, "float32", "stay", b"", False, False, 0.0)
+box._transport._standing.connections.get().request(create, 10.0, got)
 print("in")
 time.sleep(60)
 """
