@@ -15,6 +15,7 @@ namespace smb::net {
 namespace {
 
 constexpr double kMaxSeconds = 1e9;
+constexpr size_t kRoomBytes = size_t{1} << 20;  // a third of a large buffer
 constexpr int64_t kSliceNs = 5000000000;  // after which a call that waits comes back to look at its deadline
 
 int milliseconds(int64_t ns) {
@@ -115,6 +116,18 @@ bool Line::receive_queued(void* data, size_t size) const {
     if (more > 0) got += static_cast<size_t>(more);
   }
   return true;
+}
+
+void Line::await_room() const {
+  const int64_t deadline = monotonic_ns() + kReplyNs + static_cast<int64_t>(kRoomBytes) * kByteNs;
+  for (;;) {
+    const int64_t left = deadline - monotonic_ns();
+    if (left <= 0) throw LineError{LineError::late, 0, "the peer takes no replies"};
+    pollfd entry{fd_, POLLOUT, 0};
+    const int ready = poll(&entry, 1, milliseconds(left));
+    if (ready > 0) return;
+    if (ready < 0 && errno != EINTR) throw LineError{LineError::failed, errno, "poll"};
+  }
 }
 
 size_t Line::send_some(iovec* parts, size_t count) const {

@@ -39,6 +39,8 @@ class Line {
   bool receive_queued(void* data, size_t size) const;
   // All of it; parts is changed. Throws LineError.
   void send(iovec* parts, size_t count);
+  // Until the socket has much room again: a third of its buffer. Throws LineError.
+  void await_room() const;
   // What the socket has room for now, without waiting; parts then holds the rest, and how many there are is
   // returned. An error shows at the next send.
   size_t send_some(iovec* parts, size_t count) const;

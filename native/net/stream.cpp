@@ -229,6 +229,7 @@ void Stream::answer_read(Line& line, const Request& request, const Entry& entry)
     iovec parts[2] = {{&header, sizeof header}, {entry.region->at(at), length * item}};
     if (done) parts[0] = parts[1];
     size_t left = done ? 1 : 2;
+    if (room) line.await_room();  // what does not fit is copied under the lock: let it fit
     if (!send_in_place(line, entry, at, length, parts, &left, out)) {
       const Refusal refusal = read_piece(head.segment, entry, at, length, out);
       if (refusal && done == 0) return send(line, kRead, header.number, refusal, nullptr, 0);
