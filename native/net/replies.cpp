@@ -66,6 +66,8 @@ void Transfer::take_reply() {
   if (stage_ == Stage::failure) {
     if (header_.number == 0) throw Nonsense{failure_.substr(4)};
     if (!refusal_) refusal_ = {header_.status, failure_.substr(4)};
+    // What both ends believe may be the reason, where values overflowed: the next exchange begins anew.
+    if (flight.encoded) stream_.begin_anew(order_.segment);
     stopping_ = true;
   } else {
     version_ = reply_version_;

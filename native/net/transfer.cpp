@@ -12,9 +12,13 @@ void ClientStream::reset() {
   shadows.clear();
 }
 
-void ClientStream::forget(uint64_t segment) {
+void ClientStream::begin_anew(uint64_t segment) {
   shadows.forget(segment);
   owed.forget(segment);
+}
+
+void ClientStream::forget(uint64_t segment) {
+  begin_anew(segment);
   stats.erase(segment);
 }
 

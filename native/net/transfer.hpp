@@ -27,6 +27,8 @@ struct WireStats {
 struct ClientStream {
   explicit ClientStream(size_t window) : window(window) {}
   void reset();
+  // Both ends agree on nothing any more: the next exchange sends float32, and nothing is owed.
+  void begin_anew(uint64_t segment);
   void forget(uint64_t segment);
 
   const size_t window;        // pieces under way at most

@@ -174,6 +174,22 @@ def test_a_segment_exchanges_in_a_wire_type_and_keeps_the_sum(served: smb.Daemon
         assert 0 < stats.squared_error < 1e-3 * stats.squared_sum
 
 
+def test_values_that_overflow_do_not_spoil_later_exchanges(served: smb.Daemon) -> None:
+    with smb.connect(served.addresses[1], token=TOKEN) as box:
+        center = box.create("c", 300)
+        refused = 0
+        for value in (3e38, -3e38, 3e38):
+            try:
+                center.exchange(np.full(300, value, F32), 1.0, wire="int8")
+            except smb.NonFinite:
+                refused += 1
+        assert refused
+        center.write(np.zeros(300, F32))
+        x = np.ones(300, F32)
+        center.exchange(x, 0.5, wire="int8")
+        np.testing.assert_array_equal(x, 0.5)
+
+
 def test_a_wire_type_is_refused_where_nothing_travels(near: Box) -> None:
     center = near.create("c", 1000)
     with pytest.raises(smb.NotSupported, match="shm moves float32 alone, not int8: wire types are for tcp"):
