@@ -345,13 +345,13 @@ def test_an_interrupted_exchange_leaves_the_sum_as_it_was() -> None:
 
 
 def test_requests_over_the_rate_are_slowed_not_refused(mapping: Mapping) -> None:
-    daemon, stream, out = Daemon(mapping, rate=100.0, burst=5.0), client(), np.empty(5, np.float32)
+    daemon, stream, out = Daemon(mapping, rate=20.0, burst=5.0), client(), np.empty(5, np.float32)
     start = time.monotonic()
     with daemon.served() as sock:
-        for _ in range(25):
+        for _ in range(15):
             stream.read(NUMBER, out, **SIZE).run(sock, TIMEOUT)
-    assert time.monotonic() - start >= 0.19  # 20 over the burst, at 100 a second
-    assert daemon.stream.throttled >= 15
+    assert time.monotonic() - start >= 0.49  # 10 over the burst, at 20 a second
+    assert daemon.stream.throttled >= 3  # a busy machine may be that slow by itself
 
 
 def test_shadows_stay_within_their_limit(mapping: Mapping) -> None:
