@@ -40,8 +40,11 @@ class Finding:
 
 
 def _run_python(code: str) -> str:
-    """ "" when a new interpreter runs ``code``; else the last line of what it says."""
-    command = [sys.executable, "-c", code]
+    """ "" when a new interpreter runs ``code``; else the last line of what it says.
+
+    It looks where this one does: -c alone would find a checkout's folder that one happens to stand in.
+    """
+    command = [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}\n{code}"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -270,3 +270,13 @@ def test_the_exit_code_tells_whether_the_transports_asked_for_work(tmp_path: Pat
     code, _, error = smb_doctor("carrier-pigeon")
     assert code == 2
     assert "'carrier-pigeon' is none of shm, tcp, rdma" in error
+
+
+def test_the_extension_is_looked_for_where_this_program_finds_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in a checkout that one stands in, where it has not been built."""
+    (tmp_path / "smb").mkdir()
+    (tmp_path / "smb" / "__init__.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert doctor._run_python("import smb._native") == ""
