@@ -12,7 +12,7 @@ from pathlib import Path
 
 from smb import stripes
 from smb.client import Box
-from smb.errors import TransportError
+from smb.errors import RequestError, TransportError
 from smb.gate import guarded, terms
 from smb.listen import Listener, TcpListener, UnixListener, check_folder, default_path
 from smb.options import ServeOptions
@@ -158,6 +158,9 @@ def serve(
     Daemon.addresses says where it listens. Raises SmbError when another daemon listens there, NotPermitted
     for an address that strangers reach without anything that keeps them out.
     """
+    if tcp is None and rdma is None and (insecure or token is not None or tls is not None):
+        what = "insecure" if insecure else "token" if token is not None else "tls"
+        raise RequestError(f"{what} is for a daemon that listens on a network: give tcp or rdma too")
     folder = Path(snapshot_dir) if snapshot_dir is not None else None
     chosen = options or ServeOptions(memory_limit, lease, snapshot_dir=folder, snapshot_every=snapshot_every)
     with contextlib.ExitStack() as stack:

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -170,3 +171,14 @@ def test_a_forked_child_gets_an_inner_box_of_its_own() -> None:
 
         assert in_child(work) == 0
         assert box.list() == ["c"]
+
+
+@pytest.mark.parametrize(
+    "given", [{"token": b"a token that nobody asks"}, {"tls": smb.Tls("no.pem")}, {"insecure": True}]
+)
+def test_what_is_for_a_network_is_refused_where_none_is_listened_at(
+    folder: Path, given: dict[str, Any]
+) -> None:
+    said = f"^{next(iter(given))} is for a daemon that listens on a network: give tcp or rdma"
+    with pytest.raises(smb.RequestError, match=said):
+        smb.serve(unix=folder / "box.sock", **given)
