@@ -25,6 +25,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from exchange_local import MIB, Exchanges, Small, Workers, memset, open_box, prefault
 
@@ -49,22 +50,25 @@ class Mpi:
 
     def run(self, samples: Samples, ranks: int, ops: str, mib: str) -> None:
         """One start of the ranks; their lines go into samples."""
-        script = [self.python, str(ROOT / "benchmarks" / "exchange_mpi.py"), "--ops", ops, "--mib", mib]
-        environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+        words = ["--ops", ops, "--mib", mib]
+        for got in self.launch(ranks, words):
+            key = (self.name, got["op"], got["variant"], got["mib"], got["workers"])
+            samples[key] += got["seconds"]
+
+    def launch(self, ranks: int, words: list[str], **more: str) -> list[dict[str, Any]]:
+        """What the ranks of exchange_mpi.py print; ``more`` is added to their environment."""
+        script = [self.python, str(ROOT / "benchmarks" / "exchange_mpi.py"), *words]
         done = subprocess.run(
             [*self.command(ranks), *script],
-            env=environment,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more},
             capture_output=True,
             text=True,
             timeout=MPI_LIMIT,
             check=False,
         )
         if done.returncode:
-            raise SystemExit(f"{self.name} failed: {done.stderr[-2000:]}")
-        for line in filter(lambda text: text.startswith("{"), done.stdout.splitlines()):
-            got = json.loads(line)
-            key = (self.name, got["op"], got["variant"], got["mib"], got["workers"])
-            samples[key] += got["seconds"]
+            raise SystemExit(f"{self.name} failed: {done.stderr[-2000:] or done.stdout[-2000:]}")
+        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
 def measures(

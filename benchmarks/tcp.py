@@ -72,19 +72,8 @@ class TcpMpi(Mpi):
 
     def measure(self, samples: Samples, mib: int, repeat: int) -> None:
         """One start of the ranks; the seconds of each variant of the exchange go into samples."""
-        script = [self.python, str(ROOT / "benchmarks" / "exchange_mpi.py"), "--ops", "server"]
-        done = subprocess.run(
-            [*self.command(2), *script, "--mib", str(mib), "--repeat", str(repeat)],
-            env={**os.environ, **self.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=LIMIT,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{self.name} failed: {done.stderr[-2000:] or done.stdout[-2000:]}")
-        for line in filter(lambda text: text.startswith("{"), done.stdout.splitlines()):
-            got = json.loads(line)
+        words = ["--ops", "server", "--mib", str(mib), "--repeat", str(repeat)]
+        for got in self.launch(2, words, **self.environment()):
             samples[f"{self.name} {got['variant']}"] += got["seconds"]
 
 

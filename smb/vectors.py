@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -12,7 +13,7 @@ from smb.transport.base import Attachment
 T = TypeVar("T")
 
 
-class Vectors:
+class Vectors(ABC):
     """A base of Segment. With shared memory the client does the work, otherwise the daemon.
 
     The first four are updates like write: chunk by chunk under the chunks' locks, counted once in the
@@ -24,8 +25,9 @@ class Vectors:
     _attachment: Attachment
     _seen: int
 
+    @abstractmethod
     def _named(self, error: SmbError) -> SmbError:
-        raise NotImplementedError
+        """The same error, with the segment's key."""
 
     def copy_from(self, other: Vectors, offset: int = 0) -> int:
         """Elements from ``offset`` on become those of ``other``, all of it; both of one dtype."""

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting, Vectors
+from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Hooks, Meeting, Vectors
 from shmtrain.exchange.gloo import Group
 from shmtrain.exchange.replica import joined_vector
 from shmtrain.exchange.replicas import Replicas
@@ -75,7 +75,7 @@ class Buckets:
         np.divide(self._array[self._trained : -self._numbers], count, out=statistics)
 
 
-class Allreduce:
+class Allreduce(Hooks):
     """Its center is every worker's own weights; the root writes them to the box."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -93,9 +93,6 @@ class Allreduce:
     @property
     def completed(self) -> int:
         return self._replicas.replica.done
-
-    def before_forward(self, step: int) -> None:
-        pass
 
     def gradients_ready(self, step: int) -> None:
         with self.stats.exchange():

@@ -76,6 +76,19 @@ class ExchangeStats:
             self.count += 1
 
 
+class Hooks:
+    """The three calls of an iteration, for ways that have nothing to do in some of them."""
+
+    def before_forward(self, step: int) -> None:
+        """Nothing."""
+
+    def gradients_ready(self, step: int) -> None:
+        """Nothing."""
+
+    def after_update(self, step: int) -> None:
+        """Nothing."""
+
+
 class Exchange(Protocol):
     """One worker's part in an algorithm. All calls come from the thread of the training loop.
 

@@ -25,11 +25,12 @@ Training for Language Modeling, arXiv 2401.09135, with c = 0 and the authors' co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
+from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Hooks, Meeting
 from shmtrain.exchange.seats import Seats
 from shmtrain.exchange.staleness import Staleness
 
@@ -41,7 +42,7 @@ def open_exchange(meeting: Meeting) -> Exchange:
     return AsynchronousDiloco(meeting) if meeting.method.asynchronous else Diloco(meeting)
 
 
-class _Inner:
+class _Inner(Hooks, ABC):
     """Counts the inner steps. A round ends after tau of them, and at the end of the training."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -51,12 +52,6 @@ class _Inner:
         self._base: F32 = self._local.copy()  # theta as fetched
         self._steps = 0  # of this round
         self._threads = meeting.threads
-
-    def before_forward(self, step: int) -> None:
-        pass
-
-    def gradients_ready(self, step: int) -> None:
-        pass
 
     def after_update(self, step: int) -> None:
         self._steps += 1
@@ -80,8 +75,9 @@ class _Inner:
             self._outer_step()
         self._steps = 0
 
+    @abstractmethod
     def _outer_step(self) -> None:
-        raise NotImplementedError
+        """Bring the round's change to the center."""
 
     def _outer(self, name: str) -> Segment:
         """A vector of the outer rule, in the box."""

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
+from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Hooks, Meeting
 from shmtrain.exchange.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def open_exchange(meeting: Meeting) -> Exchange:
     return Adagrad(meeting) if meeting.method.server == "adagrad" else Downpour(meeting)
 
 
-class Downpour:
+class Downpour(Hooks):
     """The center adds what it is given: server ``sgd``."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -63,9 +63,6 @@ class Downpour:
             self._version = self._center.version
             self._center.read(self._local, threads=self._meeting.threads)
             np.copyto(self._base, self._local)
-
-    def gradients_ready(self, step: int) -> None:
-        pass
 
     def after_update(self, step: int) -> None:
         self._steps += 1

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from shmtrain.exchange.base import F32, Alpha, ExchangeStats, Meeting
+from shmtrain.exchange.base import F32, Alpha, ExchangeStats, Hooks, Meeting
 from shmtrain.exchange.staleness import Staleness
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Move:
         elastic_pull(local, np.asarray(self._center.read()), self._alpha(), np.empty_like(local))
 
 
-class Spring:
+class Spring(Hooks, ABC):
     """When a worker meets the center: every tau steps, and once more at its end. How is the subclass's."""
 
     def __init__(
@@ -96,12 +97,6 @@ class Spring:
         self._center, self._local, self._tau = center, local, tau
         self._joined = joined
         self._pending = False
-
-    def before_forward(self, step: int) -> None:
-        pass
-
-    def gradients_ready(self, step: int) -> None:
-        pass
 
     def after_update(self, step: int) -> None:
         self._pending = True  # the center has not seen this update
@@ -127,8 +122,9 @@ class Spring:
             self._exchange()
         self._pending = False
 
+    @abstractmethod
     def _exchange(self) -> None:
-        raise NotImplementedError
+        """One meeting with the center."""
 
     def _settle(self) -> None:
         """Return when the center has every increment of this worker."""

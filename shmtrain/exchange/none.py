@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmtrain.exchange.base import F32, ExchangeStats
+from shmtrain.exchange.base import F32, ExchangeStats, Hooks
 
 
-class NoExchange:
+class NoExchange(Hooks):
     """Its center is the worker's own flat weight vector."""
 
     def __init__(self, local: F32) -> None:
         self._local = local
         self.stats = ExchangeStats()
-
-    def before_forward(self, step: int) -> None:
-        pass
-
-    def gradients_ready(self, step: int) -> None:
-        pass
-
-    def after_update(self, step: int) -> None:
-        pass
 
     def center(self, out: F32) -> None:
         np.copyto(out, self._local)

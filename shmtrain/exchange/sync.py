@@ -20,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 
 from shmtrain.exchange.backups import FirstComers
-from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
+from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Hooks, Meeting
 from shmtrain.exchange.replica import Replica, joined_vector, pack, unpack
 from shmtrain.exchange.seats import Seats
 
@@ -29,7 +29,7 @@ def open_exchange(meeting: Meeting) -> Exchange:
     return Sync(meeting)
 
 
-class Sync:
+class Sync(Hooks):
     """Its center is every worker's own weights; the first of a step's members writes them to the box."""
 
     def __init__(self, meeting: Meeting) -> None:
@@ -50,9 +50,6 @@ class Sync:
     @property
     def completed(self) -> int:
         return self._replica.done
-
-    def before_forward(self, step: int) -> None:
-        pass
 
     def gradients_ready(self, step: int) -> None:
         pack(self._vectors, self._mean)

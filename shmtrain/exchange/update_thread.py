@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -19,7 +20,7 @@ OpenPair = Callable[[], "tuple[Segment, Segment]"]
 Job = TypeVar("Job")
 
 
-class _Second(Generic[Job]):
+class _Second(ABC, Generic[Job]):
     """A thread that is asleep until it is given a job. One thread calls its methods."""
 
     def __init__(self) -> None:
@@ -66,13 +67,13 @@ class _Second(Generic[Job]):
         except (SmbError, OSError) as error:
             self._failed(error)
 
+    @abstractmethod
     def _open(self) -> None:
         """In the second thread, before the first job."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _carry(self, job: Job) -> int:
         """Do one job; the staleness."""
-        raise NotImplementedError
 
     def _next(self) -> Job | None:
         with self._changed:

@@ -18,15 +18,18 @@ def nothing() -> None:
     """The idle of a socket without a timeout."""
 
 
-def receive(sock: socket.socket, count: int, idle: Callable[[], None] = nothing) -> bytes:
+def receive(
+    sock: socket.socket, count: int, idle: Callable[[], None] = nothing, ready: Callable[[], None] = nothing
+) -> bytes:
     """Exactly ``count`` bytes, or b"" when the peer ended the stream before the first of them.
 
-    ``idle`` is called whenever the socket's timeout passes and raises to give up. Raises ConnectionError
-    when the stream ends in the middle.
+    ``ready`` is called before each look at the socket, ``idle`` whenever its timeout passes; both raise to
+    give up. Raises ConnectionError when the stream ends in the middle.
     """
     data = bytearray(count)
     view, got = memoryview(data), 0
     while got < count:
+        ready()
         try:
             more = sock.recv_into(view[got:])
         except TimeoutError:
@@ -45,20 +48,14 @@ def receive_by(sock: socket.socket, count: int, deadline: float) -> bytes:
 
     Changes the socket's timeout. Raises TimeoutError.
     """
-    data = bytearray(count)
-    view, got = memoryview(data), 0
-    while got < count:
+
+    def hurry() -> None:
         left = deadline - time.monotonic()
         if left <= 0:
-            raise TimeoutError(f"{got} of {count} bytes came in time")
+            raise TimeoutError(f"not all of {count} bytes came in time")
         sock.settimeout(left)
-        more = sock.recv_into(view[got:])
-        if not more:
-            if got:
-                raise ConnectionError(f"the stream ended after {got} of {count} bytes")
-            return b""
-        got += more
-    return bytes(data)
+
+    return receive(sock, count, ready=hurry)
 
 
 def receive_first(

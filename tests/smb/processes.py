@@ -8,10 +8,14 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
+
+from smb.segment import Mapping
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -106,6 +110,27 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][:1]
     except OSError:
         return ""
+
+
+@contextlib.contextmanager
+def chunk_held(mapping: Mapping, chunk: int = 0) -> Iterator[threading.Event]:
+    """Another thread holds a chunk's lock until the event is set, or at the end."""
+    held, free = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        mapping.hold_chunk(chunk, False)
+        held.set()
+        free.wait(20)
+        mapping.release_chunk(chunk)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(hold)
+        assert held.wait(10)
+        try:
+            yield free
+        finally:
+            free.set()
+        holding.result(10)
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 5.0) -> bool:

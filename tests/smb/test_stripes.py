@@ -21,7 +21,7 @@ from smb.segment import CHUNK_BYTES
 from smb.server import Daemon
 from smb.transport import base
 from smb.transport.base import Options
-from tests.smb.processes import ServeProcess, wait_for
+from tests.smb.processes import ServeProcess, chunk_held, wait_for
 
 F32 = np.float32
 PER_CHUNK = CHUNK_BYTES // 4
@@ -132,17 +132,7 @@ def test_an_update_counts_when_every_daemon_has_done_it(
     segment = open_box(scheme).create("x", N)
     watched = open_box(scheme).attach("x")
     last = mappings(daemons)[2]
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        last.hold_chunk(0, False)
-        held.set()
-        free.wait(20)
-        last.release_chunk(0)
-
-    with ThreadPoolExecutor(2) as pool:
-        holding = pool.submit(hold)
-        held.wait(10)
+    with chunk_held(last) as free, ThreadPoolExecutor(1) as pool:
         writing = pool.submit(segment.write, np.ones(N, F32))
         first = watched.read(np.empty(1, F32))
         assert wait_for(lambda: watched.read(first)[0] == 1)  # the first daemon has done its part
@@ -150,7 +140,6 @@ def test_an_update_counts_when_every_daemon_has_done_it(
             watched.wait(1, timeout=0.3)
         free.set()
         assert writing.result(10) == 1
-        holding.result(10)
     assert watched.wait(1, timeout=5) == 1
     np.testing.assert_array_equal(watched.read(), 1)
 
@@ -237,19 +226,9 @@ def test_an_interrupted_operation_ends_before_its_array_is_given_back(
 ) -> None:
     segment = open_box().create("x", N)
     last = mappings(daemons)[2]
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        last.hold_chunk(0, False)
-        held.set()
-        free.wait(20)
-        last.release_chunk(0)
-
     x = np.ones(N, F32)
     before = signal.signal(signal.SIGALRM, raise_alarm)
-    with ThreadPoolExecutor(2) as pool:
-        holding = pool.submit(hold)
-        held.wait(10)
+    with chunk_held(last) as free, ThreadPoolExecutor(1) as pool:
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.2)
             pool.submit(lambda: time.sleep(0.6) or free.set())
@@ -259,7 +238,6 @@ def test_an_interrupted_operation_ends_before_its_array_is_given_back(
         finally:
             signal.signal(signal.SIGALRM, before)
             free.set()
-        holding.result(10)
     time.sleep(0.2)
     np.testing.assert_array_equal(x, moved)
     np.testing.assert_array_equal(x + segment.read(), 1)
@@ -311,24 +289,13 @@ def test_threads_may_share_a_box_and_a_stuck_one_holds_nobody_up(
     one, other = box.create("one", N), box.create("other", N)
     mapping = next(e.mapping for e in daemons[2].store._by_number.values() if e.key == "one")
     assert mapping
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        mapping.hold_chunk(0, False)
-        held.set()
-        free.wait(20)
-        mapping.release_chunk(0)
-
-    with ThreadPoolExecutor(2) as pool:
-        holding = pool.submit(hold)
-        held.wait(10)
+    with chunk_held(mapping) as free, ThreadPoolExecutor(1) as pool:
         stuck = pool.submit(one.write, np.ones(N, F32))
         assert wait_for(lambda: one.read(np.empty(1, F32))[0] == 1)
         assert other.write(np.ones(N, F32)) == 1
         assert not stuck.done()
         free.set()
         assert stuck.result(10) == 1
-        holding.result(10)
 
 
 def test_segments_of_two_boxes_are_not_combined(open_box: Callable[..., Box], scheme: str) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +13,7 @@ from smb import protocol
 from smb.client import Box
 from smb.segment import CHUNK_BYTES
 from tests.smb.conftest import ON_HOST, TOKEN, Connect
-from tests.smb.processes import wait_for
+from tests.smb.processes import chunk_held, wait_for
 
 F32 = np.float32
 PER_CHUNK = CHUNK_BYTES // 4
@@ -158,17 +157,7 @@ def test_a_vector_operation_of_a_fenced_client_does_not_land_late(served: smb.Da
     segment = client.attach("c")
     (mapping,) = [entry.mapping for entry in served.store._by_number.values()]
     (session,) = served.store.sessions()
-    held, free = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        mapping.hold_chunk(0, False)
-        held.set()
-        free.wait(10)
-        mapping.release_chunk(0)
-
-    with ThreadPoolExecutor(3) as pool:
-        holding = pool.submit(hold)
-        held.wait(10)
+    with chunk_held(mapping) as free, ThreadPoolExecutor(2) as pool:
         filling = pool.submit(segment.fill, 5.0)
         assert wait_for(lambda: session.remote._updates == 1)
         ending = pool.submit(served.store.end_session, session)
@@ -178,7 +167,6 @@ def test_a_vector_operation_of_a_fenced_client_does_not_land_late(served: smb.Da
         ending.result(10)
         with served.store.lock:
             seen = mapping.reduce("sum")
-        holding.result(10)
         time.sleep(0.1)
         assert mapping.reduce("sum") == seen
         assert not early
