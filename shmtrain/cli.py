@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, cast
 
 from shmtrain.method import METHODS, SERVERS, WAYS, WIRES
 
@@ -19,11 +20,12 @@ TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
 OK, FAILED, USAGE = 0, 1, 2
 
-EPILOG = """\
-other commands:
-  shmtrain time net.prototxt    forward and backward milliseconds of each layer
-  shmtrain data ...             make LMDBs from well-known data sets
+COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
+    "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
+    "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
+}
 
+EXAMPLES = """\
 examples:
   shmtrain solver.prototxt                              one worker: the original's loop
   shmtrain solver.prototxt --workers 4                  four workers that share weights through a memory box
@@ -34,9 +36,9 @@ examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    command = COMMANDS.get(arguments[0]) if arguments else None
+    named = COMMANDS.get(arguments[0]) if arguments else None
     try:
-        return command(arguments[1:]) if command else _train(arguments)
+        return _command(named[0], arguments[1:]) if named else _train(arguments)
     except KeyboardInterrupt:
         print("shmtrain: interrupted", file=sys.stderr)
         return FAILED
@@ -46,9 +48,9 @@ def parser() -> argparse.ArgumentParser:
     """The options of a training."""
     p = argparse.ArgumentParser(
         prog="shmtrain",
-        usage="shmtrain SOLVER.prototxt [options] | shmtrain {time,data} ...",
+        usage="shmtrain SOLVER.prototxt [options] | shmtrain COMMAND ...",
         description="Train a Caffe solver on torch; workers share weights through a memory box.",
-        epilog=EPILOG,
+        epilog=_epilog(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -60,6 +62,17 @@ def parser() -> argparse.ArgumentParser:
     _add_start(p)
     _add_run(p)
     return p
+
+
+def _epilog() -> str:
+    width = max(map(len, COMMANDS))
+    lines = (f"  {name:<{width}}  {does}" for name, (_, does) in COMMANDS.items())
+    return "\n".join(["other commands (each has a --help):", *lines, "", EXAMPLES])
+
+
+def _command(module: str, argv: Sequence[str]) -> int:
+    """Load and run another command; what it needs (torch, often) is loaded only then."""
+    return cast(int, import_module(module).main(argv))
 
 
 def _add_sharing(p: argparse.ArgumentParser) -> None:
@@ -201,22 +214,6 @@ def _method_options(args: argparse.Namespace) -> MethodOptions:
 
     return MethodOptions(**{field.name: getattr(args, field.name) for field in fields(MethodOptions)})
 
-
-def _time(argv: Sequence[str]) -> int:
-    from shmtrain import timing
-
-    return timing.main(argv)
-
-
-def _data(argv: Sequence[str]) -> int:
-    from shmtrain import data_cli
-
-    p = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
-    data_cli.add_arguments(p)
-    return data_cli.main(p.parse_args(argv))
-
-
-COMMANDS: dict[str, Callable[[Sequence[str]], int]] = {"time": _time, "data": _data}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from prototxt.errors import DataError
@@ -11,8 +12,8 @@ from prototxt.errors import DataError
 DIGITS = "examples/mnist/digits"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The commands below ``shmtrain data``."""
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     mnist = commands.add_parser("mnist", help="mnist_train_lmdb and mnist_test_lmdb from idx files")
     mnist.add_argument(
@@ -32,10 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     show = commands.add_parser("ls", help="count, shape and labels of an LMDB")
     show.add_argument("database", nargs="+", metavar="FOLDER")
+    return parser
 
 
-def main(args: argparse.Namespace) -> int:
+def main(argv: Sequence[str]) -> int:
     """Run the chosen command; 0, or 1 with one line on stderr."""
+    args = _parser().parse_args(argv)
     try:
         {"mnist": _mnist, "cifar10": _cifar10, "ls": _ls}[args.data_command](args)
     except DataError as error:

@@ -10,11 +10,12 @@ from torch import Tensor
 from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
-from shmtrain.config import NetSource, TrainConfig
+from shmtrain.config import TrainConfig
 from shmtrain.debug import watched_pass
 from shmtrain.log import Log
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
+from shmtrain.settings import NetSource
 from shmtrain.snapshot import Names, SnapshotError, State, WorkerState
 from shmtrain.solver import RateState, Updater, learning_rate
 

@@ -14,7 +14,7 @@ from shmtrain.lr_rule import DEFAULT_RULE
 from shmtrain.options import ConfigError, MethodOptions, Options, choice
 
 if TYPE_CHECKING:
-    from shmtrain.config import Sharing
+    from shmtrain.settings import Sharing
 
 WAYS = ("fused", "paper", "read-ahead", "overlapped")
 SERVERS = ("sgd", "adagrad")

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shmtrain.config import LearningRate, Rule
 from shmtrain.log import Log, number
 from shmtrain.params import Params
+from shmtrain.settings import LearningRate, Rule
 
 f32 = np.float32
 

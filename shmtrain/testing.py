@@ -9,11 +9,12 @@ import numpy as np
 import torch
 
 from prototxt.net import Net
-from shmtrain.config import TestRun, TrainConfig
+from shmtrain.config import TrainConfig
 from shmtrain.debug import watched_forward
 from shmtrain.learner import Learner, open_net
 from shmtrain.log import Log, number, outputs
 from shmtrain.params import F32
+from shmtrain.settings import TestRun
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from prototxt.text import parse_solver
-from shmtrain.config import LearningRate, Rule, TrainConfig
+from shmtrain.config import TrainConfig
 from shmtrain.log import number
 from shmtrain.params import Run
+from shmtrain.settings import LearningRate, Rule
 from shmtrain.solver import POLICY, RULES, RateState, Updater, learning_rate
 
 F64 = npt.NDArray[np.float64]

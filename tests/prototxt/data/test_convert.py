@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import io
 import os
@@ -24,9 +23,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def run(*words: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    data_cli.add_arguments(parser)
-    return data_cli.main(parser.parse_args([str(word) for word in words]))
+    return data_cli.main([str(word) for word in words])
 
 
 def records(folder: Path) -> list[tuple[bytes, Any]]:
@@ -277,8 +274,7 @@ def test_ls_of_a_broken_lmdb_is_an_error_not_a_crash(
 
 def test_no_command_loads_torch(digits: Path, tmp_path: Path) -> None:
     code = (
-        "import argparse, sys; from shmtrain import data_cli; p = argparse.ArgumentParser(); "
-        "data_cli.add_arguments(p); data_cli.main(p.parse_args(sys.argv[1:])); "
+        "import sys; from shmtrain import data_cli; data_cli.main(sys.argv[1:]); "
         "sys.exit('torch' in sys.modules)"
     )
     words = ["mnist", "--from", str(digits), "--out", str(tmp_path / "out")]

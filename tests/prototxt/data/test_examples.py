@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,11 +71,9 @@ def test_lenet_learns_from_the_lmdbs_that_shmtrain_data_makes(
 ) -> None:
     """As the README says it, in an empty folder: the paths in the net are those that the command writes."""
     (tmp_path / "examples").symlink_to(EXAMPLES)
-    parser = argparse.ArgumentParser()
-    data_cli.add_arguments(parser)
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "out"
-    assert data_cli.main(parser.parse_args(["mnist", "--out", str(out)])) == 0
+    assert data_cli.main(["mnist", "--out", str(out)]) == 0
     text = (EXAMPLES / "mnist" / "lenet_train_test.prototxt").read_text()
     assert text.count("examples/mnist/mnist_") == 2
     (tmp_path / "net.prototxt").write_text(text.replace("examples/mnist/mnist_", f"{out}/mnist_"))
