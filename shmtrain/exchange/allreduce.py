@@ -36,8 +36,8 @@ def open_exchange(meeting: Meeting) -> Exchange:
 class Buckets:
     """The vectors of a group's workers averaged: gradient and BatchNorm's accumulators, and a few numbers."""
 
-    def __init__(self, vectors: Vectors, mib: float) -> None:
-        self._vectors = vectors
+    def __init__(self, vectors: Vectors, mib: float, stats: ExchangeStats) -> None:
+        self._vectors, self._stats = vectors, stats
         self._numbers = 3
         size = joined_vector(vectors).size
         self._buffer: Tensor = torch.zeros(size + self._numbers)
@@ -52,6 +52,12 @@ class Buckets:
 
         numbers  two of this member, below 2^20 so that float32 holds their sum: only one member's are not 0
         """
+        members = len(group.members)
+        ring = 2 * (members - 1) * self._array.nbytes // members  # what gloo's ring has each member send
+        with self._stats.part("collective", sent=ring):
+            return self._sum(group, numbers)
+
+    def _sum(self, group: Group, numbers: Sequence[float]) -> tuple[int, list[int]]:
         tail = self._buffer[-self._numbers :]
         tail[:] = torch.tensor([1.0, *numbers])
         works = []
@@ -82,7 +88,7 @@ class Allreduce(Hooks):
         self.stats = ExchangeStats()
         self._meeting, crowd = meeting, meeting.crowd
         self._replicas = Replicas(crowd, meeting.vectors, "all", range(crowd.world))
-        self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib)
+        self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib, self.stats)
         self._count = 0
         self._replicas.begin(lambda: 0 if meeting.iterations else None)
 
@@ -110,7 +116,8 @@ class Allreduce(Hooks):
         done = replicas.replica.done
         replicas.upcoming = done if done < self._meeting.iterations else None
         if replicas.group.is_root:
-            self._meeting.center.write(self._meeting.local, threads=self._meeting.threads)
+            with self.stats.standing(), self.stats.part("ugw", sent=self._meeting.local.nbytes):
+                self._meeting.center.write(self._meeting.local, threads=self._meeting.threads)
 
     def center(self, out: F32) -> None:
         np.copyto(out, self._meeting.local)

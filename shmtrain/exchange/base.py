@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 
 F32 = npt.NDArray[np.float32]
 
+# What an exchange consists of; the first four are the paper's T_rgw, T_ulw, T_wwi, T_ugw.
+PARTS = {
+    "rgw": "reading the global weights, or what other workers have written",
+    "ulw": "moving the local weights",
+    "wwi": "writing this worker's part",
+    "ugw": "updating the global weights",
+    "exchange": "all of these in one pass",
+    "collective": "sums and broadcasts among workers, waiting for them included",
+    "wait": "waiting for other workers or the update thread",
+}
+
 
 @dataclass
 class ExchangeStats:
@@ -31,6 +42,9 @@ class ExchangeStats:
     seconds    time that the training loop stood still for exchanges, in all; what an update thread did
                meanwhile is not in it
     count      exchanges begun
+    parts      seconds by part, see PARTS; what an update thread did is in them
+    sent       bytes written to the box or sent to another worker
+    received   bytes read from the box; those from another worker are counted where they were sent
     staleness  updates of the center by others between this worker's last two exchanges
     stale_sum  the sum of staleness over all exchanges, for the mean
     histogram  how often each staleness was seen
@@ -40,6 +54,9 @@ class ExchangeStats:
 
     seconds: float = 0.0
     count: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
+    sent: int = 0
+    received: int = 0
     staleness: int = 0
     stale_sum: int = 0
     histogram: Counter[int] = field(default_factory=Counter)
@@ -68,12 +85,31 @@ class ExchangeStats:
     @contextmanager
     def exchange(self) -> Iterator[None]:
         """Time one exchange of the training loop."""
+        with self.standing():
+            try:
+                yield
+            finally:
+                self.count += 1
+
+    @contextmanager
+    def standing(self) -> Iterator[None]:
+        """Time what an exchange does in another call of its iteration."""
         start = perf_counter()
         try:
             yield
         finally:
             self.seconds += perf_counter() - start
-            self.count += 1
+
+    @contextmanager
+    def part(self, name: str, *, sent: int = 0, received: int = 0) -> Iterator[None]:
+        """Time one of PARTS and count its bytes. Two threads may not time one name at once."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.parts[name] = self.parts.get(name, 0.0) + perf_counter() - start
+            self.sent += sent
+            self.received += received
 
 
 class Hooks:
@@ -187,6 +223,7 @@ class Meeting:
     base_rate  the solver's base_lr
     open_pair  opens another connection, for another thread: (segment of this worker alone, the center)
     joined     waits for the end of the others; called last in ``finish``
+    leaving    whether this worker ends before the job does: it waits for nobody
     """
 
     center: Segment
@@ -201,6 +238,7 @@ class Meeting:
     base_rate: float
     open_pair: Callable[[], tuple[Segment, Segment]]
     joined: Callable[[], None]
+    leaving: Callable[[], bool] = lambda: False
 
     @property
     def local(self) -> F32:

@@ -61,7 +61,8 @@ class Downpour(Hooks):
         with self.stats.exchange():
             self._take_change()
             self._version = self._center.version
-            self._center.read(self._local, threads=self._meeting.threads)
+            with self.stats.part("rgw", received=self._local.nbytes):
+                self._center.read(self._local, threads=self._meeting.threads)
             np.copyto(self._base, self._local)
 
     def after_update(self, step: int) -> None:
@@ -87,9 +88,9 @@ class Downpour(Hooks):
         self._steps = steps % self._meeting.method.n_push
 
     def _take_change(self) -> None:
-        with np.errstate(all="ignore"):  # values that are no numbers are the box's to refuse
+        with self.stats.part("ulw"), np.errstate(all="ignore"):  # what is no number is the box's to refuse
             self._owed += self._local - self._base
-        np.copyto(self._base, self._local)
+            np.copyto(self._base, self._local)
 
     def _push(self) -> None:
         self._take_change()
@@ -105,7 +106,8 @@ class Downpour(Hooks):
         self._steps = 0
 
     def _add(self, weight: float) -> None:
-        self._center.accumulate(self._owed, weight, threads=self._meeting.threads)
+        with self.stats.part("ugw", sent=self._owed.nbytes):
+            self._center.accumulate(self._owed, weight, threads=self._meeting.threads)
 
 
 class Adagrad(Downpour):
@@ -128,11 +130,12 @@ class Adagrad(Downpour):
         )
 
     def _add(self, weight: float) -> None:
-        self._squares.accumulate(np.square(np.float32(weight) * self._sum))
-        history = np.asarray(self._squares.read())
+        with self.stats.part("ugw", sent=self._sum.nbytes, received=self._sum.nbytes):
+            self._squares.accumulate(np.square(np.float32(weight) * self._sum))
+            history = np.asarray(self._squares.read())
         step = self._rate * np.float32(weight) * self._sum / (np.sqrt(history) + TINY)
         self._owed[: self._trained] = -step
-        self._center.accumulate(self._owed, threads=self._meeting.threads)
+        super()._add(1.0)
 
     def vectors(self) -> dict[str, F32]:
         return {**super().vectors(), "sum": self._sum}

@@ -61,6 +61,7 @@ class Move:
         self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
         self._policy = policy or Staleness()
         self._seen = center.version
+        self._carried = (0, 0)  # bytes sent and received so far
 
     @classmethod
     def of(cls, meeting: Meeting, stats: ExchangeStats) -> Move:
@@ -74,17 +75,32 @@ class Move:
         weight = self._policy.weight(max(self._center.version - self._seen, 0))
         if weight > 0:
             alpha = self._alpha() * weight
-            self._seen = self._center.exchange(local, alpha, threads=self._threads, wire=self._wire)
+            with self._stats.part("exchange"):
+                self._seen = self._center.exchange(local, alpha, threads=self._threads, wire=self._wire)
+            self._count(local.nbytes)
             self._stats.saw(self._center.staleness)
         else:
             self._follow(local)
+
+    def _count(self, nbytes: int) -> None:
+        """What the exchange has moved: the vector both ways, or what a narrow wire type made of it."""
+        sent, received = self._carried
+        if self._wire != "float32" and (told := self._center.wire_stats) is not None:
+            self._carried = (told.bytes_sent, told.bytes_received)
+        else:
+            self._carried = (sent + nbytes, received + nbytes)
+        self._stats.sent += self._carried[0] - sent
+        self._stats.received += self._carried[1] - received
 
     def _follow(self, local: F32) -> None:
         version = self._center.version
         self._stats.dropped += 1
         self._stats.saw(version - self._seen)
         self._seen = version
-        elastic_pull(local, np.asarray(self._center.read()), self._alpha(), np.empty_like(local))
+        with self._stats.part("rgw", received=local.nbytes):
+            read = np.asarray(self._center.read())
+        with self._stats.part("ulw"):
+            elastic_pull(local, read, self._alpha(), np.empty_like(local))
 
 
 class Spring(Hooks, ABC):

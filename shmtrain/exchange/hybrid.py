@@ -46,7 +46,7 @@ class Hybrid:
         self._meeting, crowd = meeting, meeting.crowd
         ranks = group_of(crowd.rank, meeting.method.group_size, crowd.world)
         self._replicas = Replicas(crowd, meeting.vectors, f"group {ranks[0]}".replace(" ", "-"), ranks)
-        self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib)
+        self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib, self.stats)
         self._local = torch.from_numpy(meeting.local)
         self._move = Move.of(meeting, self.stats)
         self._tickets = crowd.box.counter(crowd.key("claimed-by-groups"))
@@ -76,10 +76,12 @@ class Hybrid:
         self._pending = False
 
     def _exchange(self) -> None:
-        if self._replicas.group.is_root and self._moved != self._replicas.place:
-            self._move(self._meeting.local)
+        group, local = self._replicas.group, self._meeting.local
+        if group.is_root and self._moved != self._replicas.place:
+            self._move(local)
             self._moved = self._replicas.place
-        self._replicas.group.broadcast(self._local)
+        with self.stats.part("collective", sent=(len(group.members) - 1) * local.nbytes * group.is_root):
+            group.broadcast(self._local)
 
     def gradients_ready(self, step: int) -> None:
         if self._replicas.place % 2:

@@ -103,6 +103,7 @@ class PaperSeasgd(Spring):
         super().__init__(center, local, tau, joined)
         self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
         self._update = update
+        update.stats = self.stats
         self._global: F32 = np.empty_like(local)
         self._delta: F32 = np.empty_like(local)
 
@@ -111,8 +112,10 @@ class PaperSeasgd(Spring):
 
     def _exchange(self) -> None:
         self._wait()
-        version = self._read()
-        elastic_pull(self._local, self._global, self._alpha(), out=self._delta)
+        with self.stats.part("rgw"):
+            version = self._read()
+        with self.stats.part("ulw"):
+            elastic_pull(self._local, self._global, self._alpha(), out=self._delta)
         self._update.start(self._delta, version)
 
     def _read(self) -> int:
@@ -121,10 +124,12 @@ class PaperSeasgd(Spring):
         if found is None:
             found = self._center.version
             self._center.read(self._global)
+            self.stats.received += self._global.nbytes
         return found
 
     def _wait(self) -> None:
-        staleness = self._update.wait()
+        with self.stats.part("wait"):
+            staleness = self._update.wait()
         if staleness is not None:
             self.stats.saw(staleness)
 
@@ -158,13 +163,15 @@ class OverlappedSeasgd(Spring):
         super().__init__(center, local, tau, joined)
         self._alpha: Alpha = alpha if callable(alpha) else lambda: alpha
         self._update = update
+        update.stats = self.stats
 
     def before_forward(self, step: int) -> None:
         self._meet_when_due(step)
 
     def _exchange(self) -> None:
         self._take()
-        self._update.start(self._local, self._alpha())
+        with self.stats.part("ulw"):
+            self._update.start(self._local, self._alpha())
 
     def _take(self) -> None:
         staleness = self._update.take(self._local)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from shmtrain.exchange.base import F32
+from shmtrain.exchange.base import F32, ExchangeStats
 from smb.errors import SmbError, WaitTimeout
 
 if TYPE_CHECKING:
@@ -21,9 +21,13 @@ Job = TypeVar("Job")
 
 
 class _Second(ABC, Generic[Job]):
-    """A thread that is asleep until it is given a job. One thread calls its methods."""
+    """A thread that is asleep until it is given a job. One thread calls its methods.
+
+    stats  where the parts of its jobs are timed; the worker puts its own there
+    """
 
     def __init__(self) -> None:
+        self.stats = ExchangeStats()
         self._changed = threading.Condition()
         self._job: Job | None = None
         self._staleness: int | None = None
@@ -123,11 +127,14 @@ class UpdateThread(_Second[tuple[F32, int]]):
 
     def _carry(self, job: tuple[F32, int]) -> int:
         delta, read = job
-        self._own.write(delta)
-        staleness = self._center.accumulate(self._own) - read - 1
+        with self.stats.part("wwi", sent=delta.nbytes):
+            self._own.write(delta)
+        with self.stats.part("ugw"):
+            staleness = self._center.accumulate(self._own) - read - 1
         if self._ahead is not None:
             version = self._center.version
-            self._center.read(self._ahead)
+            with self.stats.part("rgw", received=delta.nbytes):
+                self._center.read(self._ahead)
             self._version = version
         return staleness
 
@@ -151,10 +158,12 @@ class WholeExchange(_Second[tuple[F32, float]]):
 
     def take(self, local: F32) -> int | None:
         """Wait for the exchange begun last, and move ``local`` by it; its staleness, None without one."""
-        staleness = self.wait()
+        with self.stats.part("wait"):
+            staleness = self.wait()
         if self._moved is not None and self._before is not None:
-            self._before -= self._moved
-            local -= self._before
+            with self.stats.part("ulw"):
+                self._before -= self._moved
+                local -= self._before
             self._moved = None
         return staleness
 
@@ -163,6 +172,7 @@ class WholeExchange(_Second[tuple[F32, float]]):
 
     def _carry(self, job: tuple[F32, float]) -> int:
         copy, alpha = job
-        self._center.exchange(copy, alpha, threads=self._threads)
+        with self.stats.part("exchange", sent=copy.nbytes, received=copy.nbytes):
+            self._center.exchange(copy, alpha, threads=self._threads)
         self._moved = copy
         return self._center.staleness
