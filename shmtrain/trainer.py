@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -104,6 +105,41 @@ class _Clock:
         return speed, lapse
 
 
+class _Mean:
+    """The mean of what was added since it was last taken."""
+
+    def __init__(self) -> None:
+        self._sum, self._count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self._sum += value
+        self._count += 1
+
+    def take(self) -> float:
+        mean = self._sum / max(self._count, 1)
+        self._sum, self._count = 0.0, 0
+        return mean
+
+
+class _Times:
+    """Seconds since the loop began, and those of them that this worker's tests took."""
+
+    def __init__(self) -> None:
+        self._since = time.perf_counter()
+        self._testing = 0.0
+
+    def now(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self._since, "testing_seconds": self._testing}
+
+    @contextmanager
+    def testing(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._testing += time.perf_counter() - start
+
+
 class Trainer:
     """One worker's loop. ``run`` trains to the end of the job; ``step`` serves a script that drives it.
 
@@ -134,6 +170,9 @@ class Trainer:
         self._stopping = False
         self._images = learner.batch_size() * self.config.rule.iter_size  # of one iteration
         self._speed = 0.0  # iterations of the job a second, when last shown
+        self._times = _Times()
+        self._loop: dict[str, float] = {}  # the times when the last step was made
+        self._shown = _Mean()  # of the losses since the metrics' last line
         self._begin(learner.iteration)
 
     def _begin(self, iteration: int) -> None:
@@ -157,9 +196,11 @@ class Trainer:
             self.tester()
         self._announce()
         self._clock.since = time.perf_counter()
+        self._times = _Times()
         with self.signals:
             while not self._stopping and (iteration := self.counting.claim()) is not None:
                 self.iterate(iteration)
+            self._loop = self._times.now()
             self.exchange.finish()
             self.finish()
         seconds = time.perf_counter() - began
@@ -196,6 +237,7 @@ class Trainer:
         shown = self._displays.passed(iteration)
         loss = self.learner.compute(watch=shown is not None and self.config.run.debug_info)
         smoothed = self._loss.add(loss)
+        self._shown.add(loss)
         if not math.isfinite(loss):
             self._check_weights(iteration, loss)
         if shown is not None:
@@ -243,7 +285,8 @@ class Trainer:
         """Test the center and report it under the name of ``iteration``."""
         if not self.config.tests:
             return
-        with self.role.leading():
+        times = self._times.now()
+        with self.role.leading(), self._times.testing():
             try:
                 self.scores = tuple(self.tester().test_all(iteration, self._weights(), self._poll))
             except Interrupted:
@@ -252,7 +295,7 @@ class Trainer:
         for score in self.scores:
             values = {k: v[0] if len(v) == 1 else v for k, v in score.values.items()}
             loss = {} if score.loss is None else {"loss": score.loss}
-            self.reports.metrics.write("test", iteration, {"net": score.net, **loss, **values})
+            self.reports.metrics.write("test", iteration, {"net": score.net, **loss, **values, **times})
 
     def _weights(self) -> F32 | None:
         """A fresh copy of the center; None where this worker's weights are the center."""
@@ -384,7 +427,9 @@ class Trainer:
             iteration,
             {
                 "loss": self._loss.value,
+                "mean_loss": self._shown.take(),
                 "lr": rate,
+                **self._times.now(),
                 "images_per_second": self._speed * self._images,
                 **(meeting if self.config.sharing.shared else {}),
             },
@@ -406,6 +451,7 @@ class Trainer:
                 "steps": summary.steps,
                 "seconds": summary.seconds,
                 "stopped": summary.stopped,
+                **{f"loop_{name}": seconds for name, seconds in self._loop.items()},
                 **self._met(),
             },
         )
@@ -417,7 +463,15 @@ class Trainer:
             return {}
         self.log.info(f"Worker {self.role.rank}: {stats.summary()}")
         seen = {str(staleness): count for staleness, count in sorted(stats.histogram.items())}
-        return {"exchanges": stats.count, "staleness": seen, "dropped": stats.dropped}
+        return {
+            "exchanges": stats.count,
+            "exchange_seconds": stats.seconds,
+            "parts": stats.parts,
+            "bytes_sent": stats.sent,
+            "bytes_received": stats.received,
+            "staleness": seen,
+            "dropped": stats.dropped,
+        }
 
     def _check_weights(self, iteration: int, loss: float) -> None:
         who = f"worker {self.role.rank}: " if self.role.world > 1 else ""
