@@ -4,6 +4,7 @@ PrototxtError
 |- ParseError      the text is no valid prototxt, or the file cannot be read
 |- NetError        the layers do not fit together, or a call does not fit the net
 |  `- LayerError   one layer's parameters are wrong
+|     `- PythonLayerError   a layer's own Python code cannot be loaded or has failed
 |- WeightsError    a weight, state or mean file cannot be read, written or matched
 `- DataError       a data source cannot be read or holds what the net cannot take
 """
@@ -23,6 +24,13 @@ class NetError(PrototxtError):
 
 class LayerError(NetError):
     """One layer's parameters or bottoms are wrong."""
+
+
+class PythonLayerError(LayerError, RuntimeError):
+    """A Python layer's code cannot be loaded or has failed; the cause is what it raised.
+
+    A RuntimeError too, as scripts for the original expect of a layer that raises one.
+    """
 
 
 class WeightsError(PrototxtError):

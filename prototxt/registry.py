@@ -87,6 +87,7 @@ class Built:
     labels      bottoms that never get a gradient
     source      a data layer: forward() without bottoms gives the next batch; the module has close()
     feed        an Input layer: its tops are written by the caller; forward is never called
+    reshape     the tops' shapes for other bottom shapes, where building the layer anew would have effects
     """
 
     module: nn.Module
@@ -97,6 +98,7 @@ class Built:
     labels: frozenset[int] = frozenset()
     source: bool = False
     feed: bool = False
+    reshape: Callable[[list[Shape]], list[Shape]] | None = None
 
 
 @dataclass

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from prototxt.blob import ActivationBlob
-from prototxt.nodes import Graph
-from prototxt.registry import build_layer
+from prototxt.nodes import Graph, Node
+from prototxt.registry import Shape, build_layer
 
 
 def reshape_blobs(graph: Graph, blobs: list[ActivationBlob]) -> None:
@@ -18,6 +18,9 @@ def reshape_blobs(graph: Graph, blobs: list[ActivationBlob]) -> None:
         if node.built.feed or node.built.source:
             continue
         shapes = [blobs[slot].shape for slot in node.bottom_slots]
+        if node.built.reshape is not None:
+            _take_over(node, blobs, node.built.reshape(shapes))
+            continue
         with torch.device("meta"):
             built = build_layer(node.spec, shapes)
         for index, (new, old) in enumerate(zip(built.blobs, node.built.blobs, strict=True)):
@@ -26,6 +29,10 @@ def reshape_blobs(graph: Graph, blobs: list[ActivationBlob]) -> None:
                     f"bottom shape {shapes[0]} does not fit its weights: parameter {index} has shape "
                     f"{tuple(old.shape)}, {tuple(new.shape)} would be needed"
                 )
-        for slot, shape in zip(node.top_slots, built.tops, strict=True):
-            if not node.alias and blobs[slot].shape != shape:
-                blobs[slot].reshape(*shape)
+        _take_over(node, blobs, built.tops)
+
+
+def _take_over(node: Node, blobs: list[ActivationBlob], shapes: list[Shape]) -> None:
+    for slot, shape in zip(node.top_slots, shapes, strict=True):
+        if not node.alias and blobs[slot].shape != shape:
+            blobs[slot].reshape(*shape)

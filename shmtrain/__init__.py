@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from prototxt.python_modules import provide_face
+
 if TYPE_CHECKING:
     from shmtrain.loop import Exchange
     from shmtrain.pycaffe.solver import Solver
@@ -22,3 +24,13 @@ def __getattr__(name: str) -> Any:
 
         return Exchange
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _face() -> None:
+    """``import caffe`` in the modules of Python layers gives shmtrain.pycaffe, but for an original."""
+    from shmtrain.pycaffe.alias import install
+
+    install()
+
+
+provide_face(_face)
