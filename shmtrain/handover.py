@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from shmtrain.config import TrainConfig
+from shmtrain.environment import Launched
 from shmtrain.lifeline import HandedDown
 
 
@@ -66,10 +67,15 @@ def counter_key(job: str) -> str:
     return f"{job}/iterations"
 
 
-def worker_threads(config: TrainConfig) -> int:
-    """torch threads of each worker: as told, else the cores this process may use, shared by the workers."""
+def worker_threads(config: TrainConfig, place: Launched | None = None) -> int:
+    """torch threads of each worker: as told, else the cores this process may use, shared by the workers.
+
+    place  where another launcher than ours has started them, and may have promised cores to each
+    """
+    if config.run.threads or (place and place.threads):
+        return config.run.threads or (place.threads if place else None) or 1
     cores = len(os.sched_getaffinity(0))
-    return config.run.threads or max(1, cores // config.sharing.workers)
+    return max(1, cores // (place.local_world if place else config.sharing.workers))
 
 
 def work(handover: Handover) -> None:

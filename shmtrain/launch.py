@@ -23,6 +23,7 @@ from pathlib import Path
 
 import smb
 from shmtrain.config import TrainConfig
+from shmtrain.environment import Launched
 from shmtrain.grace import LastingProgress
 from shmtrain.group import Progress, State
 from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, worker_threads
@@ -38,9 +39,16 @@ PRELOAD = "shmtrain.preload"
 OK, FAILED = 0, 1
 
 
-def run(config: TrainConfig, console: Console) -> int:
-    """Train as the configuration says; return the exit code."""
-    begin_files(config)
+def run(config: TrainConfig, console: Console, place: Launched | None = None) -> int:
+    """Train as the configuration says; return the exit code.
+
+    place  of this process where torchrun, mpirun or srun has started the workers: it is one of them
+    """
+    if place is not None and config.sharing.shared:
+        from shmtrain import launch_rank
+
+        return launch_rank.run(config, console, place)
+    begin_files(config, range(config.sharing.workers))
     if not config.sharing.shared:
         from shmtrain.worker import run_alone
 

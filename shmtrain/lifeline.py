@@ -10,6 +10,7 @@ import os
 import select
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing.reduction import DupFd
 from types import TracebackType
 from typing import Any
@@ -27,6 +28,15 @@ class HandedDown:
 
 def _received(held: Any) -> HandedDown:
     return HandedDown(held.detach())
+
+
+def open_parent() -> int:
+    """A pidfd of this process's parent, which launched it; of itself where that is in another namespace."""
+    parent = os.getppid()
+    with suppress(OSError):
+        if parent:
+            return os.pidfd_open(parent)
+    return os.pidfd_open(os.getpid())
 
 
 class Lifeline:

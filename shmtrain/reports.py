@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -57,13 +58,14 @@ class Reports:
         self.close()
 
 
-def begin_files(config: TrainConfig) -> None:
+def begin_files(config: TrainConfig, ranks: Iterable[int]) -> None:
     """Make the folder of the log; a new training, one that goes on from no snapshot, begins its files anew.
 
-    Called once a job, before any of its workers opens them: they all append.
+    Called once for each worker, before it opens them: it appends.
     """
     going_on = config.start.resume or config.start.snapshot is not None
+    ranks = tuple(ranks)
     for path in (config.run.log, config.run.metrics):
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
-        for rank in range(0 if going_on else config.sharing.workers):
+        for rank in () if going_on else ranks:
             Path(ranked(path, rank)).unlink(missing_ok=True)

@@ -32,7 +32,7 @@ class Role(Protocol):
 
 @dataclass(frozen=True)
 class Alone:
-    """The only worker of its job."""
+    """The only worker of its job; or one whose place is the same for as long as the job lives."""
 
     rank: int = 0
     world: int = 1

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from prototxt import schema
 from shmtrain.lr_rule import LrRule
-from shmtrain.method import Method, figures
+from shmtrain.method import METHODS, Method, figures
 
 Phase = Literal["TRAIN", "TEST"]
 
@@ -88,12 +88,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Snapshots:
-    """When and where snapshots are written; interval 0 means only after the training, if at all."""
+    """When, where and how (hdf5) snapshots are written; interval 0: only after the training, if at all."""
 
     interval: int
     prefix: str
     diff: bool
     after_train: bool
+    hdf5: bool = False
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Sharing:
 
     @property
     def shared(self) -> bool:
-        return self.workers > 1 or self.smb is not None
+        return self.workers > 1 or self.smb is not None or not METHODS[self.algorithm].box
 
     @property
     def grace(self) -> float:
