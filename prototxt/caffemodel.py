@@ -38,6 +38,17 @@ def write_net(path: str | os.PathLike[str], message: Any) -> None:
     write_message(path, message)
 
 
+def is_hdf5(path: str | os.PathLike[str]) -> bool:
+    """By its content, whatever the name; WeightsError where it cannot be read."""
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+    except OSError as error:
+        raise WeightsError(
+            f"cannot read {os.fspath(path)!r}: {error.strerror}: {os.path.abspath(path)}"
+        ) from error
+
+
 def read_message(path: str | os.PathLike[str], name: str) -> Any:
     """Read a file that holds one binary message ``name``, as its wire variant.
 
@@ -91,7 +102,7 @@ def write_message(path: str | os.PathLike[str], message: Any) -> None:
             file.write(raw)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, file_mode())
         os.replace(temporary, target)
     except OSError as error:
         if temporary:
@@ -136,6 +147,24 @@ def fill_blob(blob: Any, data: Array, diff: Array | None = None) -> None:
         blob.diff = np.ascontiguousarray(diff, dtype="<f4").tobytes()
 
 
+def wrong_number(path: str, layer: str, source: int, target: int) -> str:
+    """The message for a layer whose blobs are fewer or more in the file than in the net."""
+    return (
+        f"{path}: Incompatible number of blobs for layer {layer}: the file has {source}, the net {target}; "
+        f"to learn this layer's parameters anew, rename it"
+    )
+
+
+def wrong_shape(path: str, layer: str, index: int, source: tuple[int, ...], target: tuple[int, ...]) -> str:
+    """The message for a blob whose shape is another in the file than in the net."""
+    shapes = [f"{' '.join(map(str, shape))} ({math.prod(shape)})" for shape in (source, target)]
+    return (
+        f"{path}: Cannot copy param {index} weights from layer '{layer}'; shape mismatch. "
+        f"Source param shape is {shapes[0]}; target param shape is {shapes[1]}. "
+        f"To learn this layer's parameters from scratch rather than copying them, rename the layer"
+    )
+
+
 def _blobs(message: Any) -> list[Any]:
     """Every BlobProto of a message that may carry some, in order."""
     name = message.DESCRIPTOR.name
@@ -161,7 +190,8 @@ def _looks_like_text(raw: bytes) -> bool:
     return all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in raw[:256])
 
 
-def _umask() -> int:
+def file_mode() -> int:
+    """The mode that a new file gets: temporary ones are made for their owner alone."""
     mask = os.umask(0)
     os.umask(mask)
-    return mask
+    return 0o666 & ~mask

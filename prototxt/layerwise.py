@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from prototxt.blob import ActivationBlob
-from prototxt.errors import NetError, PrototxtError
+from prototxt.errors import PrototxtError
 from prototxt.nodes import Graph, Node
 from prototxt.whole import failed
 
@@ -41,6 +41,11 @@ class LayerByLayer:
         self.before_backward: list[Callback] = []
         self.after_backward: list[Callback] = []
 
+    @property
+    def observed(self) -> bool:
+        """Whether somebody wants to be called between the layers."""
+        return bool(self.before_forward or self.after_forward or self.before_backward or self.after_backward)
+
     def forward(self, start: int, end: int) -> float:
         """Run the layers from ``start`` up to and with ``end``; returns the loss they add up to."""
         loss = 0.0
@@ -59,6 +64,14 @@ class LayerByLayer:
         self._records[index] = None
         if node.alias:
             return
+        record = self._compute(node)
+        for slot, tensor in zip(node.top_slots, record.outputs, strict=True):
+            self._blobs[slot].store(tensor)
+        if node.need_backward:
+            self._records[index] = record
+
+    def _compute(self, node: Node) -> _Record:
+        """The layer on its bottoms' present numbers; the blobs of its tops are not touched."""
         inputs = [self._input(node, position) for position in range(len(node.bottom_slots))]
         try:
             with torch.set_grad_enabled(node.need_backward):
@@ -67,11 +80,7 @@ class LayerByLayer:
             raise
         except (RuntimeError, ValueError, TypeError, IndexError) as error:
             raise failed(node, error, list(inputs)) from error
-        outputs = [made] if isinstance(made, Tensor) else list(made)
-        for slot, tensor in zip(node.top_slots, outputs, strict=True):
-            self._blobs[slot].store(tensor)
-        if node.need_backward:
-            self._records[index] = _Record(inputs, outputs)
+        return _Record(inputs, [made] if isinstance(made, Tensor) else list(made))
 
     def _input(self, node: Node, position: int) -> Tensor:
         """The bottom as a leaf; a copy where an in-place layer writes over it: so gradients are right."""
@@ -90,7 +99,10 @@ class LayerByLayer:
         )
 
     def backward(self, start: int, end: int) -> None:
-        """Run backward from layer ``start`` down to ``end``; NetError when a layer's forward has not run."""
+        """Run backward from layer ``start`` down to ``end``.
+
+        A layer whose forward has not run works on the numbers that its bottoms' blobs hold.
+        """
         for index in range(start, end - 1, -1):
             node = self._graph.nodes[index]
             for callback in self.before_backward:
@@ -104,13 +116,13 @@ class LayerByLayer:
         if node.alias:
             self._backward_split(node)
             return
-        record = self._records[index]
         params = [param for param in node.blobs if param.requires_grad]
         needed = [position for position, need in enumerate(node.need_bottom) if need]
         if not needed and not params:
             return
-        if record is None:
-            raise NetError(f"{node.place}: backward needs a forward through this layer first")
+        record = self._records[index]
+        if record is None:  # no forward yet: a script has filled the blobs itself
+            record = self._records[index] = self._compute(node)
         gradients = self._gradients(node, record, [record.inputs[position] for position in needed], params)
         for position, gradient in zip(needed, gradients, strict=False):
             diff = self._blobs[node.bottom_slots[position]].diff_tensor

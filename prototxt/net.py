@@ -109,9 +109,7 @@ class Net:
         )
         self._param_blobs = {param: ParamBlob(param) for node in graph.nodes for param in node.blobs}
         self.params: OrderedDict[str, list[ParamBlob]] = OrderedDict(
-            (node.name, [self._param_blobs[param] for param in node.blobs])
-            for node in graph.nodes
-            if node.blobs
+            (node.name, self.blobs_of(node)) for node in graph.nodes if node.blobs
         )
         self._whole = WholeGraph(graph, slots, runs, self.phase == "TRAIN")
         self.layerwise = LayerByLayer(graph, slots)
@@ -278,6 +276,10 @@ class Net:
         if gradient is not None:
             param.grad = gradient.view(param.shape)
 
+    def blobs_of(self, node: Node) -> list[ParamBlob]:
+        """The layer's parameters as blobs; the same objects as in ``params``."""
+        return [self._param_blobs[param] for param in node.blobs]
+
     def clear_param_diffs(self) -> None:
         """Set every parameter's gradient to zero, in place."""
         for learnable in self.learnable:
@@ -296,11 +298,19 @@ class Net:
 
         load_weights(self, path)
 
+    load_hdf5 = copy_from
+
     def save(self, path: str | os.PathLike[str], diff: bool = False) -> None:
         """Write a binaryproto .caffemodel; the file appears whole or not at all."""
         from prototxt.caffemodel import write_net
 
         write_net(path, self.to_proto(diff))
+
+    def save_hdf5(self, path: str | os.PathLike[str], diff: bool = False) -> None:
+        """Write an HDF5 .caffemodel.h5; the file appears whole or not at all."""
+        from prototxt.hdf5_weights import write_net
+
+        write_net(self, path, diff)
 
     def to_proto(self, diff: bool = False) -> Any:
         """The net with its weights as a NetParameter of prototxt.schema.wire; ``diff`` adds the gradients."""

@@ -19,7 +19,18 @@ from shmtrain.log import Log, number
 def watched_forward(net: Net, log: Log) -> Outcome:
     """One forward pass through the blobs, each layer's tops and parameters logged."""
     with _callback(net.layerwise.after_forward, lambda index: _log_forward(net, index, log)):
-        loss = net.forward_range(0, len(net.layers) - 1)
+        return _layered_forward(net)
+
+
+def layered_pass(net: Net) -> Outcome:
+    """Forward and backward layer by layer, for a net whose layers somebody observes; nothing is logged."""
+    outcome = _layered_forward(net)
+    net.backward_range(len(net.layers) - 1, 0)
+    return outcome
+
+
+def _layered_forward(net: Net) -> Outcome:
+    loss = net.forward_range(0, len(net.layers) - 1)
     return Outcome(torch.tensor(loss), {name: _tensor(net, name) for name in net.outputs})
 
 

@@ -11,7 +11,7 @@ from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
 from shmtrain.config import TrainConfig
-from shmtrain.debug import watched_pass
+from shmtrain.debug import layered_pass, watched_pass
 from shmtrain.log import Log
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
@@ -89,11 +89,17 @@ class Learner:
         self.params.clear_gradient()
         loss = 0.0
         for _ in range(size):
-            self.last = outcome = watched_pass(self.net, self.log) if watch else self.net.run()
+            self.last = outcome = self._pass(watch)
             if outcome.loss.requires_grad:
                 torch.autograd.backward(outcome.loss)
             loss += float(outcome.loss.detach())
         return loss / size
+
+    def _pass(self, watch: bool) -> Outcome:
+        """By layers, gradients included, where somebody looks on; else as one graph."""
+        if watch:
+            return watched_pass(self.net, self.log)
+        return layered_pass(self.net) if self.net.layerwise.observed else self.net.run()
 
     def forward(self) -> float:
         """The loss of one more batch, without a gradient."""
@@ -130,23 +136,25 @@ class Learner:
 
         weights  (n,) the center; None for this worker's own weights
         """
-        names = Names(self.config.snapshots.prefix, iteration)
-        self.log.info(f"Snapshotting to binary proto file {names.model}")
+        names = Names(self.config.snapshots.prefix, iteration, self.config.snapshots.hdf5)
+        kind = "HDF5" if names.hdf5 else "binary proto"
+        self.log.info(f"Snapshotting to {kind} file {names.model}")
         if weights is None:
             self._save_model(names.model)
         else:
             with self.params.holding(weights):
                 self._save_model(names.model)
-        self.log.info(f"Snapshotting solver state to binary proto file {names.state}")
+        self.log.info(f"Snapshotting solver state to {kind} file {names.state}")
         arrays = snapshot.history_arrays(self.params, self.updater.history)
         state = State(iteration, self.rates.current_step, names.model, arrays)
         if self.role.world > 1:
             self.save_own(iteration)
-        snapshot.write_state(names.state, state)
+        snapshot.write_state(names.state, state, names.hdf5)
         return names.state
 
     def _save_model(self, path: str) -> None:
-        snapshot.write_atomically(path, lambda to: self.net.save(to, self.config.snapshots.diff))
+        save = self.net.save_hdf5 if self.config.snapshots.hdf5 else self.net.save
+        snapshot.write_atomically(path, lambda to: save(to, self.config.snapshots.diff))
 
     def save_own(self, iteration: int) -> None:
         """Write this worker's own state beside the job's snapshot."""

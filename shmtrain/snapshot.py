@@ -4,6 +4,9 @@
     PREFIX_iter_N.solverstate         iteration, current_step, the leader's history, as the original reads it
     PREFIX_iter_N.workerR.npz         several workers only: history and step count of worker R
 
+With snapshot_format: HDF5 the first two are HDF5 files and their names end in .h5; which of the two a file is
+its content decides, not its name.
+
 A file appears under its name whole or not at all (temporary file, fsync, rename), the state after the weights
 that it names: what is there can be resumed.
 """
@@ -24,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from prototxt import caffemodel
+from prototxt import caffemodel, hdf5_weights
 from prototxt.errors import PrototxtError
 from prototxt.schema import wire
 from shmtrain.params import Params
@@ -54,6 +57,7 @@ class Names:
 
     prefix: str
     iteration: int
+    hdf5: bool = False
 
     @property
     def stem(self) -> str:
@@ -61,11 +65,15 @@ class Names:
 
     @property
     def model(self) -> str:
-        return f"{self.stem}.caffemodel"
+        return f"{self.stem}.caffemodel{self._ending}"
 
     @property
     def state(self) -> str:
-        return f"{self.stem}.solverstate"
+        return f"{self.stem}.solverstate{self._ending}"
+
+    @property
+    def _ending(self) -> str:
+        return ".h5" if self.hdf5 else ""
 
     def worker(self, rank: int) -> str:
         return f"{self.stem}.worker{rank}.npz"
@@ -73,8 +81,8 @@ class Names:
     @classmethod
     def of_state(cls, path: str) -> Names | None:
         """The set that a state file belongs to; None when its name was changed."""
-        found = re.fullmatch(r"(.*)_iter_(\d+)\.solverstate", path, re.DOTALL)
-        return cls(found[1], int(found[2])) if found else None
+        found = re.fullmatch(r"(.*)_iter_(\d+)\.solverstate(\.h5)?", path, re.DOTALL)
+        return cls(found[1], int(found[2]), bool(found[3])) if found else None
 
 
 def write_atomically(path: str, write: Callable[[str], None]) -> None:
@@ -106,8 +114,14 @@ def _sync(path: str) -> None:
 # The solver's state --------------------------------------------------------------------------------------
 
 
-def write_state(path: str, state: State) -> None:
-    """Write a .solverstate, binary protobuf, as the original does."""
+def write_state(path: str, state: State, hdf5: bool = False) -> None:
+    """Write a .solverstate as the original does: binary protobuf, or HDF5."""
+    if hdf5:
+        numbers = {"iter": state.iteration, "current_step": state.current_step}
+        write_atomically(
+            path, lambda to: hdf5_weights.write_state(to, numbers, state.learned_net, state.history)
+        )
+        return
     message = wire.SolverState(iter=state.iteration, current_step=state.current_step)
     if state.learned_net is not None:
         message.learned_net = state.learned_net
@@ -119,10 +133,16 @@ def write_state(path: str, state: State) -> None:
 
 
 def read_state(path: str) -> State:
-    """Read a .solverstate. Raises SnapshotError for anything else, with a hint where it is a weights file."""
+    """Read a .solverstate, binary or HDF5. Raises SnapshotError for anything else.
+
+    With a hint where it is a weights file.
+    """
     if not os.path.isfile(path):
         raise SnapshotError(f"snapshot {os.path.abspath(path)} does not exist")
     try:
+        if caffemodel.is_hdf5(path):
+            numbers, learned, history = hdf5_weights.read_state(path)
+            return State(numbers["iter"], numbers.get("current_step", 0), learned, history)
         message = caffemodel.read_message(path, "SolverState")
         history = [caffemodel.blob_array(blob) for blob in message.history]
     except PrototxtError as e:
@@ -242,7 +262,7 @@ def newest_whole(prefix: str, skipped: Callable[[str], None]) -> str | None:
     """
     for names in _newest_first(prefix):
         try:
-            caffemodel.read_net(find_model(read_state(names.state), names.state))
+            _check_model(find_model(read_state(names.state), names.state))
         except (SnapshotError, PrototxtError) as e:
             skipped(f"not resuming from {names.state}: {e}")
             continue
@@ -250,6 +270,14 @@ def newest_whole(prefix: str, skipped: Callable[[str], None]) -> str | None:
     return None
 
 
+def _check_model(path: str) -> None:
+    """WeightsError unless the weights file can be read."""
+    if caffemodel.is_hdf5(path):
+        hdf5_weights.check(path)
+    else:
+        caffemodel.read_net(path)
+
+
 def _newest_first(prefix: str) -> Iterator[Names]:
-    found = (Names.of_state(path) for path in glob.glob(f"{glob.escape(prefix)}_iter_*.solverstate"))
+    found = (Names.of_state(path) for path in glob.glob(f"{glob.escape(prefix)}_iter_*.solverstate*"))
     yield from sorted(filter(None, found), key=lambda names: -names.iteration)

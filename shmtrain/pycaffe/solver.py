@@ -8,12 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from prototxt.net import Net
+from prototxt.python_modules import name_folders, script_folders
 from prototxt.text import parse_solver
 from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.exchange.none import NoExchange
 from shmtrain.learner import Learner
+from shmtrain.pycaffe.net import Net
 from shmtrain.pycaffe.settings import next_seed
 from shmtrain.reports import Reports
 from shmtrain.role import Alone
@@ -25,7 +26,9 @@ class Solver:
     """One worker's training as the original's Python solver: built from a solver file or a parsed message.
 
     net, test_nets  the nets; a test net has the training net's weights after its first test
-    iter            updates made; param the solver's message, of which base_lr may be set
+    iter            updates made
+    param           the solver's message, of which base_lr may be set between steps
+    type            which rule makes the updates; None where the file says
     After ``step`` each parameter's diff holds the update that was subtracted, as in the original.
     Close it, or use it as a context manager, to end the readers of its nets.
     """
@@ -33,6 +36,7 @@ class Solver:
     type: ClassVar[str | None] = None  # what a subclass insists on
 
     def __init__(self, source: str | os.PathLike[str] | Any) -> None:
+        name_folders(script_folders)  # Python layers lie where the script's own modules do
         from_file = isinstance(source, (str, os.PathLike))
         message: Any = parse_solver(source) if from_file else source
         if self.type is not None:
@@ -48,11 +52,8 @@ class Solver:
         self._trainer = Trainer(self._learner, exchange, self._counting, role, reports)
         self._trainer.strict = True
         self._trainer.signals = Signals("none", "none")
-        self.test_nets = self._trainer.tester().nets
-
-    @property
-    def net(self) -> Net:
-        return self._learner.net
+        self.net = Net.around(self._learner.net)
+        self.test_nets = [Net.around(net) for net in self._trainer.tester().nets]
 
     @property
     def iter(self) -> int:
@@ -90,6 +91,10 @@ class Solver:
         """One update from the parameter diffs as they are; iter goes up by one."""
         self._take_param()
         self._trainer.apply_update()
+
+    def share_weights(self, net: Net) -> None:
+        """Let ``net`` have this solver's weights, layer by layer by name: both are changed by every step."""
+        net.share_with(self.net)
 
     def add_callback(self, on_start: Callable[[], None], on_gradients_ready: Callable[[], None]) -> None:
         """Call ``on_start`` before each forward pass and the other before each update."""

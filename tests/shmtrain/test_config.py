@@ -67,7 +67,6 @@ FAULTS = {
     "missing weights": (GOOD + 'weights: "w.caffemodel"\n', "weights file"),
     "moving_rate of 1": (GOOD + "moving_rate: 1.0\n", "moving_rate 1 is out of range: alpha must lie between 0 and 1"),
     "update_interval 0": (GOOD + "update_interval: 0\n", "update_interval 0 is out of range: tau must be at least 1"),
-    "HDF5 snapshots": (GOOD + "snapshot: 5 snapshot_format: HDF5\n", "snapshot_format HDF5 cannot be written"),
 }  # fmt: skip
 
 
