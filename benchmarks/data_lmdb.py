@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from prototxt.data.config import ReaderConfig, TransformConfig
-from prototxt.data.convert import Images, datum_records, write_lmdb
+from prototxt.data.convert import Images, datum_records, write_once
 from prototxt.data.source import Reader
 
 Take = Callable[[], tuple[Tensor, ...]]
@@ -44,7 +44,7 @@ def say(measure: str, **values: object) -> None:
 def make(folder: Path, shape: tuple[int, int, int], records: int) -> Path:
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (records, *shape), np.uint8)
-    write_lmdb(folder, datum_records(Images(images, rng.integers(0, 10, records).astype(np.uint8), 8)))
+    write_once(folder, datum_records(Images(images, rng.integers(0, 10, records).astype(np.uint8), 8)))
     return folder
 
 

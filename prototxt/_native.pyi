@@ -2,6 +2,9 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 class Lrn:
     """y = x s^-beta, s = k + alpha (sum of x^2 over a window of 2 half + 1); alpha is divided already."""
 
@@ -74,6 +77,26 @@ class Transform:
         ValueError(index, text) for a record that does not fit.
         """
     def image(
-        self, pixels: bytes | memoryview, image: _Sides, index: int, out: memoryview[float], shape: _Sides
+        self,
+        pixels: bytes | memoryview | NDArray[np.uint8],
+        image: _Sides,
+        index: int,
+        out: memoryview[float],
+        shape: _Sides,
+        interleaved: bool = False,
     ) -> None:
-        """Write one planar uint8 image to out[index]. Raises ValueError(index, text)."""
+        """Write one uint8 image to out[index], planar or (interleaved) with its channels last.
+
+        Gives the GIL away. Raises ValueError(index, text).
+        """
+
+# LevelDB's tables (leveldb.hpp) --------------------------------------------------------------------------
+
+def crc32c(data: bytes, crc: int = 0) -> int:
+    """CRC-32C of the bytes, going on from ``crc``."""
+
+def snappy_unpack(packed: bytes, limit: int) -> bytes:
+    """Raw Snappy data unpacked; ValueError when it is none, or would give more than ``limit`` bytes."""
+
+def leveldb_entries(block: bytes) -> list[tuple[bytes, bytes]]:
+    """(key, value) of each entry of an unpacked table block; ValueError when it is none."""

@@ -1,8 +1,9 @@
-"""``shmtrain data``: makes the LMDBs that the examples train on, and says what an LMDB holds. No torch."""
+"""``shmtrain data``: makes the databases that nets train on, and says what one holds. No torch."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,11 +11,18 @@ from pathlib import Path
 from prototxt.errors import DataError
 
 DIGITS = "examples/mnist/digits"
+BACKENDS = ("lmdb", "leveldb")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
+    _add_imageset(commands.add_parser("convert-imageset", help="a database from a list of images"))
+    mean = commands.add_parser(
+        "image-mean", help="the mean image of a database, and the mean of each channel"
+    )
+    mean.add_argument("database", metavar="FOLDER", help="an LMDB or a LevelDB")
+    mean.add_argument("out", nargs="?", metavar="FILE", help="mean.binaryproto; none: only print")
     mnist = commands.add_parser("mnist", help="mnist_train_lmdb and mnist_test_lmdb from idx files")
     mnist.add_argument(
         "--from", dest="source", type=Path, default=Path(DIGITS), metavar="FOLDER",
@@ -28,27 +36,83 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     cifar.add_argument("--out", type=Path, default=Path("examples/cifar10"), metavar="FOLDER")
     for command in (mnist, cifar):
+        _add_backend(command)
         command.add_argument(
-            "--overwrite", action="store_true", help="replace LMDBs that hold something else"
+            "--overwrite", action="store_true", help="replace databases that hold something else"
         )
-    show = commands.add_parser("ls", help="count, shape and labels of an LMDB")
+    show = commands.add_parser("ls", help="count, shape and labels of an LMDB or a LevelDB")
     show.add_argument("database", nargs="+", metavar="FOLDER")
     return parser
+
+
+def _add_backend(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", choices=BACKENDS, default="lmdb", help="what is written (default: lmdb)")
+
+
+def _add_imageset(parser: argparse.ArgumentParser) -> None:
+    """The original's options; its names with underscores are taken too."""
+    parser.add_argument("root", metavar="ROOT/", help="what is put before each name in the list")
+    parser.add_argument("listed", metavar="LIST", help="a text file: path and label a line")
+    parser.add_argument("folder", metavar="FOLDER", help="the database to write")
+    _add_backend(parser)
+    add, number = parser.add_argument, {"type": int, "default": 0, "metavar": "N"}
+    add("--gray", action="store_true", help="one channel")
+    add("--shuffle", action="store_true", help="in an order by chance, not the list's")
+    add("--seed", type=int, metavar="N", help="of that order (default: another each time)")
+    add("--resize-width", "--resize_width", help="resize to this width", **number)  # type: ignore[arg-type]
+    add("--resize-height", "--resize_height", help="and this height", **number)  # type: ignore[arg-type]
+    add("--check-size", "--check_size", action="store_true", help="refuse images of several sizes")
+    add("--encoded", action="store_true", help="keep the images encoded, as in their files")
+    add("--encode-type", "--encode_type", default="", metavar="EXT", help="encode them as png, jpg, ...")
+    add("--overwrite", action="store_true", help="replace what lies in FOLDER")
 
 
 def main(argv: Sequence[str]) -> int:
     """Run the chosen command; 0, or 1 with one line on stderr."""
     args = _parser().parse_args(argv)
+    commands = {
+        "convert-imageset": _imageset,
+        "image-mean": _mean,
+        "mnist": _mnist,
+        "cifar10": _cifar10,
+        "ls": _ls,
+    }
     try:
-        {"mnist": _mnist, "cifar10": _cifar10, "ls": _ls}[args.data_command](args)
+        commands[args.data_command](args)
     except DataError as error:
         print(f"shmtrain data {args.data_command}: {error}", file=sys.stderr)
         return 1
     return 0
 
 
+def _imageset(args: argparse.Namespace) -> None:
+    from prototxt.data.imageset import Conversion, convert_imageset
+
+    width, height = max(0, args.resize_width), max(0, args.resize_height)
+    if bool(width) != bool(height):
+        raise DataError("--resize-width and --resize-height go together")
+    root = args.root if args.root.endswith("/") or not os.path.isdir(args.root) else f"{args.root}/"
+    count, left_out = convert_imageset(
+        Conversion(
+            root, args.listed, args.folder, args.gray, args.shuffle, args.seed, args.backend, height, width,
+            args.check_size, args.encoded, args.encode_type, args.overwrite,
+        )
+    )  # fmt: skip
+    unread = f", {left_out} images could not be read" if left_out else ""
+    print(f"{args.folder}: {count} records{unread}")
+
+
+def _mean(args: argparse.Namespace) -> None:
+    from prototxt.data.mean import image_mean
+
+    count, means = image_mean(args.database, args.out)
+    print(f"{args.database}: {count} records")
+    for channel, mean in enumerate(means):
+        print(f"mean_value channel [{channel}]: {mean:g}")
+
+
 def _mnist(args: argparse.Namespace) -> None:
-    from prototxt.data.convert import datum_records, read_mnist, write_lmdb
+    from prototxt.data.convert import datum_records, read_mnist, write_once
 
     if args.source == Path(DIGITS) and not args.source.is_dir():
         raise DataError(
@@ -57,19 +121,21 @@ def _mnist(args: argparse.Namespace) -> None:
         )
     parts = [("train", read_mnist(args.source, "train")), ("test", read_mnist(args.source, "t10k"))]
     for name, data in parts:
-        folder = args.out / f"mnist_{name}_lmdb"
-        _say(folder, len(data), write_lmdb(folder, datum_records(data), overwrite=args.overwrite))
+        folder = args.out / f"mnist_{name}_{args.backend}"
+        written = write_once(folder, datum_records(data), args.backend, overwrite=args.overwrite)
+        _say(folder, len(data), written)
 
 
 def _cifar10(args: argparse.Namespace) -> None:
-    from prototxt.data.convert import datum_records, read_cifar10, write_lmdb, write_mean
+    from prototxt.data.convert import datum_records, read_cifar10, write_images_mean, write_once
 
     for name in ("train", "test"):
         data = read_cifar10(args.source, name)
-        folder = args.out / f"cifar10_{name}_lmdb"
-        _say(folder, len(data), write_lmdb(folder, datum_records(data), overwrite=args.overwrite))
+        folder = args.out / f"cifar10_{name}_{args.backend}"
+        written = write_once(folder, datum_records(data), args.backend, overwrite=args.overwrite)
+        _say(folder, len(data), written)
         if name == "train":
-            mean = write_mean(args.out / "mean.binaryproto", data)
+            mean = write_images_mean(args.out / "mean.binaryproto", data)
             means = ", ".join(f"{value:.3f}" for value in mean.mean(axis=(1, 2)))
             print(f"{args.out / 'mean.binaryproto'}: means of red, green, blue {means}")
 

@@ -95,13 +95,16 @@ size_t transform_records(data::Transform& transform, const py::list& records, si
 }
 
 void transform_image(data::Transform& transform, const py::object& pixels, const std::array<int, 3>& image,
-                     size_t index, const py::buffer& out, const std::array<int, 3>& sides) {
+                     size_t index, const py::buffer& out, const std::array<int, 3>& sides, bool interleaved) {
   const data::Shape shape = shape_of(image), top = shape_of(sides);
   const std::string wrong = transform.refuse(shape, top);
   if (!wrong.empty()) refuse(index, wrong);
   const Bytes bytes(pixels.ptr());
   if (bytes.size() != shape.count()) throw py::value_error("the pixels do not fill " + shape.text());
-  transform.place(bytes.data(), shape, floats_of(out, (index + 1) * top.count(), "out") + index * top.count());
+  float* to = floats_of(out, (index + 1) * top.count(), "out") + index * top.count();
+  const py::gil_scoped_release others;  // decode meanwhile
+  if (interleaved) transform.place_interleaved(bytes.data(), shape, to);
+  else transform.place(bytes.data(), shape, to);
 }
 
 py::tuple datum_head(const py::object& record) {
@@ -125,5 +128,5 @@ void bind_datum(py::module_& m) {
       .def("records", &transform_records, py::arg("records"), py::arg("first"), py::arg("out"),
            py::arg("labels"), py::arg("shape"))
       .def("image", &transform_image, py::arg("pixels"), py::arg("image"), py::arg("index"), py::arg("out"),
-           py::arg("shape"));
+           py::arg("shape"), py::arg("interleaved") = false);
 }

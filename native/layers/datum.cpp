@@ -113,6 +113,11 @@ DATA_CLONES void affine(float* __restrict out, const float* __restrict in, size_
   for (size_t i = 0; i < n; ++i) out[i] = (in[i] - mean[i]) * scale;
 }
 
+// out[i] = in[i * stride]; a stride that the compiler sees becomes shuffles.
+inline void pick(uint8_t* __restrict out, const uint8_t* __restrict in, size_t n, size_t stride) {
+  for (size_t i = 0; i < n; ++i) out[i] = in[i * stride];
+}
+
 }  // namespace
 
 bool Shape::fits() const {
@@ -155,25 +160,56 @@ std::string Transform::refuse(const Shape& image, const Shape& top) const {
   return "";
 }
 
+Transform::Cut Transform::cut(const Shape& image) {
+  Cut cut;
+  cut.flip = mirror && random() % 2;
+  cut.height = crop ? crop : image.height;
+  cut.width = crop ? crop : image.width;
+  cut.top = (image.height - cut.height) / 2;
+  cut.left = (image.width - cut.width) / 2;
+  if (crop && random_crop) {
+    cut.top = int(random() % unsigned(image.height - cut.height + 1));
+    cut.left = int(random() % unsigned(image.width - cut.width + 1));
+  }
+  return cut;
+}
+
+float Transform::mean_of(int channel) const {
+  if (mean_values.empty()) return 0;
+  return mean_values[mean_values.size() == 1 ? 0 : size_t(channel)];
+}
+
 template <class T>
 void Transform::place_any(const T* pixels, const Shape& image, float* out) {
-  const bool flip = mirror && random() % 2;
-  const int height = crop ? crop : image.height, width = crop ? crop : image.width;
-  int top = (image.height - height) / 2, left = (image.width - width) / 2;
-  if (crop && random_crop) {
-    top = int(random() % unsigned(image.height - height + 1));
-    left = int(random() % unsigned(image.width - width + 1));
-  }
-  const bool rows = crop || flip;  // else a channel is one run
-  const size_t run = rows ? size_t(width) : size_t(height) * width;
-  const int runs = rows ? height : 1;
+  const Cut part = cut(image);
+  const bool rows = crop || part.flip;  // else a channel is one run
+  const size_t run = rows ? size_t(part.width) : size_t(part.height) * part.width;
+  const int runs = rows ? part.height : 1;
   for (int c = 0; c < image.channels; ++c) {
-    const float mean = mean_values.empty() ? 0 : mean_values[mean_values.size() == 1 ? 0 : size_t(c)];
+    const float mean = mean_of(c);
     for (int r = 0; r < runs; ++r, out += run) {
-      const size_t from = (size_t(c) * image.height + top + r) * image.width + left;
+      const size_t from = (size_t(c) * image.height + part.top + r) * image.width + part.left;
       if (mean_image.empty()) affine(out, pixels + from, run, mean, scale);
       else affine(out, pixels + from, run, mean_image.data() + from, scale);
-      if (flip) std::reverse(out, out + run);
+      if (part.flip) std::reverse(out, out + run);
+    }
+  }
+}
+
+void Transform::place_interleaved(const uint8_t* pixels, const Shape& image, float* out) {
+  const Cut part = cut(image);
+  const size_t channels = size_t(image.channels), width = size_t(part.width);
+  std::vector<uint8_t> row(width);
+  for (int r = 0; r < part.height; ++r) {
+    const size_t line = (size_t(part.top) + r) * image.width + part.left;
+    for (size_t c = 0; c < channels; ++c) {
+      float* to = out + (c * part.height + r) * width;
+      const uint8_t* from = pixels + line * channels + c;
+      if (channels == 3) pick(row.data(), from, width, 3);
+      else pick(row.data(), from, width, channels);
+      if (mean_image.empty()) affine(to, row.data(), width, mean_of(int(c)), scale);
+      else affine(to, row.data(), width, mean_image.data() + c * image.height * image.width + line, scale);
+      if (part.flip) std::reverse(to, to + width);
     }
   }
 }

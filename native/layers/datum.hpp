@@ -52,8 +52,13 @@ struct Transform {
   // One planar image into top.count() floats at `out`; refuse() has said nothing.
   void place(const uint8_t* pixels, const Shape& image, float* out);
   void place(const float* pixels, const Shape& image, float* out);
+  // The same for an image whose channels are interleaved, as decoders give it.
+  void place_interleaved(const uint8_t* pixels, const Shape& image, float* out);
 
  private:
+  struct Cut { bool flip; int top, left, height, width; };
+  Cut cut(const Shape& image);
+  float mean_of(int channel) const;
   template <class T>
   void place_any(const T* pixels, const Shape& image, float* out);
 };

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 Shape = tuple[int, ...]
+Kind = Literal["lmdb", "leveldb", "hdf5", "images", "windows"]
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,38 @@ class TransformConfig:
 
 
 @dataclass(frozen=True)
+class ImageConfig:
+    """image_data_param: images of a list. height and width are 0 where images keep their size.
+
+    skip  so many lines at most are left out at the beginning, by chance
+    """
+
+    root: str = ""
+    height: int = 0
+    width: int = 0
+    color: bool = True
+    skip: int = 0
+
+
+@dataclass(frozen=True)
+class WindowConfig:
+    """window_data_param: windows of images, some with an object and some without.
+
+    pad     pixels of context on each side, after warping
+    square  the window is widened to a square before it is warped
+    cache   the image files are held in memory, encoded as they are
+    """
+
+    root: str = ""
+    fg_threshold: float = 0.5
+    bg_threshold: float = 0.5
+    fg_fraction: float = 0.25
+    pad: int = 0
+    square: bool = False
+    cache: bool = False
+
+
+@dataclass(frozen=True)
 class ReaderConfig:
     """One reader's task.
 
@@ -37,9 +70,10 @@ class ReaderConfig:
     seed         of the random stream of crops and flips; shuffle_seed: equal on all workers
     slots        batches in memory at once, the one in the net's hands included; more when they are small,
                  fewer when they are huge
+    threads      that decode images
     """
 
-    kind: Literal["lmdb", "hdf5"]
+    kind: Kind
     source: str
     batch_size: int
     tops: tuple[str, ...]
@@ -51,7 +85,10 @@ class ReaderConfig:
     shuffle: bool = False
     shuffle_seed: int = 0
     slots: int = 5
+    threads: int = 1
     transform: TransformConfig = field(default_factory=TransformConfig)
+    images: ImageConfig = field(default_factory=ImageConfig)
+    windows: WindowConfig = field(default_factory=WindowConfig)
 
     def to_json(self) -> bytes:
         return json.dumps(asdict(self)).encode()
@@ -64,7 +101,12 @@ class ReaderConfig:
         for name in ("mean_values", "mean_shape"):
             transform[name] = tuple(transform[name])
         values["tops"] = tuple(values["tops"])
-        return cls(**values, transform=TransformConfig(**transform))
+        return cls(
+            transform=TransformConfig(**transform),
+            images=ImageConfig(**values.pop("images")),
+            windows=WindowConfig(**values.pop("windows")),
+            **values,
+        )
 
     @property
     def share(self) -> tuple[int, int]:

@@ -1,11 +1,11 @@
-"""Data sets to the LMDBs and mean files that Data layers read, as the original's converters write them."""
+"""Data sets to the databases and mean files that Data layers read, as the original's tools write them."""
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from zipfile import BadZipFile
 
@@ -15,14 +15,15 @@ from numpy.typing import NDArray
 
 from prototxt import schema
 from prototxt.data.idx import U8, read_idx
-from prototxt.data.lmdb_source import open_lmdb
+from prototxt.data.mean import write_mean
+from prototxt.data.store import Backend, backend_of, open_store
+from prototxt.data.write import write_database
 from prototxt.errors import DataError
 
 SIDE, CIFAR_CHANNELS, CIFAR_CLASSES = 32, 3, 10
 CIFAR_RECORD = 1 + CIFAR_CHANNELS * SIDE * SIDE  # label, then red, green and blue planes
 MIXING_SEED = 0
 JPEG_NAMES = ("jpeg", "offset", "label")
-PUTS_A_COMMIT = 10_000
 # the last two: an .npy is no context manager, in Python 3.11 and before
 NO_NPZ = (OSError, ValueError, KeyError, EOFError, BadZipFile, TypeError, AttributeError)
 
@@ -116,7 +117,7 @@ def _read_jpegs(source: Path, part: str) -> Images:
     return _cifar(source, images, labels[mixed])
 
 
-# LMDB and mean file --------------------------------------------------------------------------------------
+# Database and mean file ------------------------------------------------------------------------------------
 
 
 def datum_records(data: Images) -> Iterator[tuple[bytes, bytes]]:
@@ -129,70 +130,40 @@ def datum_records(data: Images) -> Iterator[tuple[bytes, bytes]]:
         yield b"%0*d" % (data.key_digits, i), datum.SerializeToString()
 
 
-def write_lmdb(folder: Path, records: Iterable[tuple[bytes, bytes]], *, overwrite: bool = False) -> bool:
-    """Write records, in the order of their keys, to an LMDB in ``folder``; it appears whole or not at all.
+def write_once(
+    folder: Path,
+    records: Iterable[tuple[bytes, bytes]],
+    backend: Backend = "lmdb",
+    *,
+    overwrite: bool = False,
+) -> bool:
+    """Write records, in the order of their keys, to a database in ``folder``; it appears whole or not at all.
 
     False when the folder already holds just these records. Raises DataError when it holds others and
     ``overwrite`` is not set, or when it cannot be written.
     """
-    folder = folder.absolute()
     records = list(records)
-    if folder.exists():
-        if _same(folder, records):
-            return False
-        if not overwrite:
-            raise DataError(f"{folder} exists and holds something else; --overwrite replaces it")
-    new = folder.with_name(f"{folder.name}.new-{os.getpid()}")
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _fill(new, records)
-        if folder.exists():
-            shutil.rmtree(folder)
-        new.rename(folder)
-    except lmdb.Error as error:  # it calls a full disk an input/output error
-        free = shutil.disk_usage(folder.parent).free >> 10
-        raise DataError(f"cannot write {folder}: {error} ({free} KiB are free there)") from error
-    except OSError as error:
-        raise DataError(f"cannot write {folder}: {error}") from error
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
+    if folder.exists() and _same(folder, records, backend):
+        return False
+    if folder.exists() and not overwrite:
+        raise DataError(f"{folder.absolute()} exists and holds something else; --overwrite replaces it")
+    write_database(folder, records, backend, overwrite)
     return True
 
 
-def _fill(folder: Path, records: Sequence[tuple[bytes, bytes]]) -> None:
-    size = sum(len(key) + len(value) for key, value in records)
-    with lmdb.open(
-        str(folder), map_size=4 * size + (16 << 20), lock=False
-    ) as env:  # a page may hold one record
-        for first in range(0, len(records), PUTS_A_COMMIT):
-            with env.begin(write=True) as txn:
-                for key, value in records[first : first + PUTS_A_COMMIT]:
-                    txn.put(key, value, append=True)
-
-
-def _same(folder: Path, records: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Whether the folder is an LMDB of just these records."""
+def _same(folder: Path, records: Sequence[tuple[bytes, bytes]], backend: Backend) -> bool:
+    """Whether the folder holds just these records."""
     try:
-        with open_lmdb(str(folder)) as env, env.begin() as txn:
-            return env.stat()["entries"] == len(records) and all(
-                old == new for old, new in zip(txn.cursor(), records, strict=True)
-            )
+        if backend_of(str(folder)) != backend:
+            return False
+        with closing(open_store(backend, str(folder))) as store:
+            return all(old == new for old, new in zip_longest(store.items(), records))
     except (DataError, lmdb.Error):
         return False
 
 
-def write_mean(file: Path, data: Images) -> NDArray[np.float32]:
+def write_images_mean(file: Path, data: Images) -> NDArray[np.float32]:
     """Write the mean image as a BlobProto and return it, (channels, height, width) float32."""
     mean: NDArray[np.float32] = data.images.mean(axis=0, dtype=np.float64).astype(np.float32)
-    channels, height, width = mean.shape
-    blob = schema.BlobProto(num=1, channels=channels, height=height, width=width)
-    blob.data.extend(mean.ravel().tolist())
-    new = file.with_name(f"{file.name}.new-{os.getpid()}")
-    try:
-        new.write_bytes(blob.SerializeToString())
-        new.rename(file)
-    except OSError as error:
-        raise DataError(f"cannot write {file.absolute()}: {error.strerror}") from error
-    finally:
-        new.unlink(missing_ok=True)
+    write_mean(file, mean)
     return mean

@@ -49,7 +49,10 @@ class Hdf5File:
         self.rows: int = self._sets[0].shape[0]
         self._check_rows(tops)
         if sum(4 * prod(data.shape) for data in self._sets) <= WHOLE_BYTES:
-            self._sets = [data[()].astype(np.float32, copy=False) for data in self._sets]
+            try:
+                self._sets = [data[()].astype(np.float32, copy=False) for data in self._sets]
+            except OSError as error:
+                raise DataError(f"cannot read the HDF5 file {self.path}: {error}") from error
 
     def _open(self, name: str) -> Any:
         data = self._file.get(name)
@@ -80,18 +83,25 @@ class Hdf5File:
         return [tuple(data.shape[1:]) for data in self._sets]
 
     def read(self, rows: Rows, tops: list[NDArray[np.float32]]) -> None:
-        """Copy these rows, in this order, into the tops."""
+        """Copy these rows, in this order, into the tops. Raises DataError when the file is broken there."""
         for data, top in zip(self._sets, tops, strict=True):
-            if isinstance(data, np.ndarray):
-                np.take(data, rows, axis=0, out=top)
-            elif len(rows) > 1 and (np.diff(rows) == 1).all():
-                data.read_direct(top, np.s_[rows[0] : rows[-1] + 1])
-            else:
-                for i, row in enumerate(rows):
-                    top[i] = data[row]
+            try:
+                _copy(data, rows, top)
+            except OSError as error:
+                raise DataError(f"cannot read the HDF5 file {self.path}: {error}") from error
 
     def close(self) -> None:
         self._file.close()
+
+
+def _copy(data: Any, rows: Rows, top: NDArray[np.float32]) -> None:
+    if isinstance(data, np.ndarray):
+        np.take(data, rows, axis=0, out=top)
+    elif len(rows) > 1 and (np.diff(rows) == 1).all():
+        data.read_direct(top, np.s_[rows[0] : rows[-1] + 1])
+    else:
+        for i, row in enumerate(rows):
+            top[i] = data[row]
 
 
 class Hdf5Source:

@@ -18,6 +18,7 @@ from typing import Protocol
 
 from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.ring import FAILED, HELLO, Ring, batch_bytes
+from prototxt.data.store import Stores
 from prototxt.errors import DataError
 
 MAX_MESSAGE = 1 << 16
@@ -35,11 +36,20 @@ class Source(Protocol):
     def write(self, tops: list[memoryview[float]]) -> None: ...
 
 
-def open_source(config: ReaderConfig, mean_image: bytes | None) -> Source:
-    if config.kind == "lmdb":
-        from prototxt.data.lmdb_source import LmdbSource
+def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores) -> Source:
+    """Raises DataError when the source cannot be read."""
+    if config.kind in ("lmdb", "leveldb"):
+        from prototxt.data.datum_source import DatumSource
 
-        return LmdbSource(config, mean_image)
+        return DatumSource(config, stores.open(config.kind, config.source), mean_image)
+    if config.kind == "images":
+        from prototxt.data.image_source import ImageSource
+
+        return ImageSource(config, mean_image)
+    if config.kind == "windows":
+        from prototxt.data.window_source import WindowSource
+
+        return WindowSource(config, mean_image)
     from prototxt.data.hdf5_source import Hdf5Source
 
     return Hdf5Source(config)
@@ -104,7 +114,7 @@ def main(sock_fd: int, ring_fd: int, parent_fd: int, mean_fd: int) -> None:
         config = ReaderConfig.from_json(sock.recv(MAX_MESSAGE))
         mean = read_all(mean_fd) if mean_fd >= 0 else None
         outbox = Outbox(sock, parent_fd)
-        serve(config, open_source(config, mean), ring_fd, outbox)
+        serve(config, open_source(config, mean, Stores()), ring_fd, outbox)
     except (BrokenPipeError, ConnectionResetError):
         pass  # the net went while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it

@@ -258,7 +258,7 @@ def test_ls_tells_what_an_lmdb_holds(make_lmdb: Any, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda file: file.unlink(), "holds no data.mdb"),
+        (lambda file: file.unlink(), "holds neither data.mdb"),
         (lambda file: os.truncate(file, 8192), "is truncated: it has 8192 bytes and needs"),
         (lambda file: file.write_bytes(b"no lmdb" * 2000), "cannot be read as an LMDB"),
     ],

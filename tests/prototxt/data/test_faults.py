@@ -186,9 +186,18 @@ FAULTS: dict[str, tuple[Make, str, type[Exception], str]] = {
         GOOD, data('data_param { source: "db" batch_size: 2 }'), LayerError,
         "db is an LMDB, but backend is not set and means LEVELDB: set backend: LMDB",
     ),
-    "leveldb": (
-        lambda _: None, data('data_param { source: "old" batch_size: 2 backend: LEVELDB }'), LayerError,
-        "backend LEVELDB cannot be read yet; convert old to LMDB and set backend: LMDB",
+    "no-leveldb": (
+        file("db/x", b""), data(PARAM.replace("LMDB", "LEVELDB")), DataError,
+        "{cwd}/db holds no CURRENT, so it is no LevelDB",
+    ),
+    "leveldb-current-garbage": (
+        file("db/CURRENT", b"../../etc/passwd"), data(PARAM.replace("LMDB", "LEVELDB")), DataError,
+        "{cwd}/db/CURRENT names no manifest, but '../../etc/passwd'",
+    ),
+    "leveldb-manifest-garbage": (
+        both(file("db/CURRENT", b"MANIFEST-000001\n"), file("db/MANIFEST-000001", bytes([9, 9, 9, 9, 2, 0, 1, 9, 9]))),
+        data(PARAM.replace("LMDB", "LEVELDB")), DataError,
+        "{cwd}/db/MANIFEST-000001: the record at byte 0 has a wrong checksum",
     ),
     "three-tops": (
         GOOD, data(tops='top: "a" top: "b" top: "c"'), LayerError,
@@ -267,7 +276,107 @@ HDF5_FAULTS: dict[str, tuple[Make, str, type[Exception], str]] = {
         "{cwd}/a.h5: a batch of 'data' has 3000000000 values, above 2147483647",
     ),
 }  # fmt: skip
-ALL = {**FAULTS, **HDF5_FAULTS}
+
+IMAGES = 'name: "d" type: "ImageData" top: "data" top: "label" '
+IMAGE_PARAM = 'image_data_param { source: "list" batch_size: 2 }'
+WINDOWS = 'name: "d" type: "WindowData" top: "data" top: "label" transform_param { crop_size: 4 } '
+WINDOW_PARAM = 'window_data_param { source: "list" batch_size: 2 }'
+PICTURE = file("a.pgm", b"P5 6 5 255\n" + bytes(30))
+WHOLE_PICTURE = "# 0\na.pgm\n3 5 6\n"
+
+
+def window_list(text: str) -> Make:
+    return both(PICTURE, file("list", text.encode()))
+
+
+IMAGE_FAULTS: dict[str, tuple[Make, str, type[Exception], str]] = {
+    "images-no-list": (
+        lambda _: None, IMAGES + IMAGE_PARAM, DataError,
+        "cannot read the list of images {cwd}/list: No such file or directory",
+    ),
+    "images-empty-list": (
+        file("list", b"\n \n"), IMAGES + IMAGE_PARAM, DataError, "{cwd}/list lists no image",
+    ),
+    "images-missing": (
+        file("list", b"a.pgm 1\n"), IMAGES + IMAGE_PARAM, DataError, "cannot read the image {cwd}/a.pgm: ",
+    ),
+    "images-label": (
+        both(PICTURE, file("list", b"a.pgm 1\na.pgm cat\n")), IMAGES + IMAGE_PARAM, DataError,
+        "{cwd}/list:2: the label 'cat' is no whole number",
+    ),
+    "images-garbage": (
+        both(file("a.pgm", b"garbage"), file("list", b"a.pgm 1\n")), IMAGES + IMAGE_PARAM, DataError,
+        "the image {cwd}/a.pgm is marked as encoded, but its 7 bytes are no image",
+    ),
+    "images-beyond-the-limit": (
+        both(file("a.pgm", b"P5 60000 60000 255\n" + bytes(9)), file("list", b"a.pgm 1\n")),
+        IMAGES + IMAGE_PARAM, DataError,
+        "the image {cwd}/a.pgm cannot be decoded: it has more than 100000000 pixels",
+    ),
+    "images-of-two-sizes": (
+        both(PICTURE, file("b.pgm", b"P5 5 5 255\n" + bytes(25)), file("list", b"a.pgm 1\nb.pgm 2\n")),
+        IMAGES + IMAGE_PARAM, DataError,
+        "{cwd}/list: the image {cwd}/b.pgm is 3x5x5, but the first of its batch gives 3x5x6",
+    ),
+    "images-crop-too-large": (
+        both(PICTURE, file("list", b"a.pgm 1\n")),
+        IMAGES + IMAGE_PARAM + "transform_param { crop_size: 6 }", DataError,
+        "the image {cwd}/a.pgm is 3x5x6, smaller than crop_size 6",
+    ),
+    "images-half-resized": (
+        lambda _: None, IMAGES + 'image_data_param { source: "list" new_width: 3 }', LayerError,
+        "new_height and new_width must be set both or neither",
+    ),
+    "images-one-top": (
+        lambda _: None, IMAGES.replace('top: "label"', "") + IMAGE_PARAM, LayerError,
+        "ImageData has 2 tops (data and label), 1 given",
+    ),
+    "windows-no-list": (
+        lambda _: None, WINDOWS + WINDOW_PARAM, DataError,
+        "cannot read the window file {cwd}/list: No such file or directory",
+    ),
+    "windows-no-background": (
+        window_list(WHOLE_PICTURE + "1\n3 0.9 0 0 2 2\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list has no background window",
+    ),
+    "windows-object-without-label": (
+        window_list(WHOLE_PICTURE + "1\n0 0.9 0 0 2 2\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list: image 0: a foreground window has label 0",
+    ),
+    "windows-cut-short": (
+        window_list(WHOLE_PICTURE + "2\n3 0.9 0 0 2 2\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list ends within image 0",
+    ),
+    "windows-no-number": (
+        window_list(WHOLE_PICTURE + "1\n3 0.9 0 0 x 2\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list: word 12, 'x', is no number",
+    ),
+    "windows-gray": (
+        window_list("# 0\na.pgm\n1 5 6\n0\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list: image 0 has 1 channels; 3 are read",
+    ),
+    "windows-another-index": (
+        window_list("# 1\na.pgm\n3 5 6\n0\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list: image 0 begins with '#' 1, not with '# 0'",
+    ),
+    "windows-outside": (
+        window_list(WHOLE_PICTURE + "2\n3 0.9 0 0 9 2\n0 0.1 0 0 9 2\n"), WINDOWS + WINDOW_PARAM, DataError,
+        "{cwd}/list: window 0 0 9 2 of a.pgm is not inside the image of 6x5",
+    ),
+    "windows-no-crop": (
+        lambda _: None, WINDOWS.replace("crop_size: 4", "") + WINDOW_PARAM, LayerError,
+        "transform_param.crop_size must be set and above 0",
+    ),
+    "windows-crop-mode": (
+        lambda _: None, WINDOWS + 'window_data_param { crop_mode: "circle" }', LayerError,
+        "crop_mode is warp or square, not 'circle'",
+    ),
+    "windows-context": (
+        lambda _: None, WINDOWS + "window_data_param { context_pad: 2 }", LayerError,
+        "context_pad 2 must be below half of crop_size 4",
+    ),
+}  # fmt: skip
+ALL = {**FAULTS, **HDF5_FAULTS, **IMAGE_FAULTS}
 
 
 @pytest.mark.parametrize("fault", ALL)

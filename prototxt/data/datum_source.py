@@ -1,0 +1,189 @@
+"""Batches of Datum records, as Caffe's Data layer reads them. For the reader process: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import TYPE_CHECKING
+
+from prototxt._native import Transform, datum_head
+from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.ring import MAX_COUNT
+from prototxt.data.store import Store
+from prototxt.errors import DataError
+
+if TYPE_CHECKING:  # numpy and OpenCV are loaded when the first encoded record is met
+    from prototxt.data.decode import U8, Decoder, Mode
+
+Sides = tuple[int, int, int]  # channels, height, width
+AHEAD = 2  # images a thread that are decoded before they are asked for: more would only take memory
+
+
+def make_transform(config: ReaderConfig, mean_image: bytes | None) -> Transform:
+    """transform_param's pixels, with this worker's random stream."""
+    t = config.transform
+    return Transform(
+        scale=t.scale,
+        mirror=t.mirror,
+        crop=t.crop,
+        random_crop=config.train,
+        mean_values=t.mean_values,
+        mean_image=mean_image,
+        mean_shape=t.mean_shape,
+        seed=config.seed,
+    )
+
+
+def top_sides(config: ReaderConfig, sides: Sides) -> Sides:
+    """What an image of this shape becomes. Raises ValueError with what is wrong with it."""
+    crop = config.transform.crop
+    shown = "x".join(map(str, sides))
+    if min(sides) <= 0:
+        raise ValueError(f"has the impossible shape {shown}")
+    if crop > min(sides[1:]):
+        raise ValueError(f"is {shown}, smaller than crop_size {crop}")
+    return sides[0], crop or sides[1], crop or sides[2]
+
+
+def refuse_batch(config: ReaderConfig, place: str, top: Sides) -> None:
+    """Raise DataError when a batch of such tops is more than a blob may hold."""
+    batch = config.batch_size
+    if (count := batch * top[0] * top[1] * top[2]) > MAX_COUNT:
+        what = f"a batch of {batch} images {'x'.join(map(str, top))}"
+        raise DataError(f"{place}: {what} has {count} values, above {MAX_COUNT}")
+
+
+class DatumSource:
+    """This worker's records, in the order of their keys, for ever."""
+
+    def __init__(self, config: ReaderConfig, store: Store, mean_image: bytes | None) -> None:
+        self._config = config
+        self._store = store
+        self._stream = self._values()
+        self._taken = 0  # records of finished batches
+        self._records: list[bytes] = []
+        self._images: dict[int, Callable[[], U8]] = {}  # by index in the batch: what gives the pixels
+        self._top: Sides = (0, 0, 0)
+        self._decoder: Decoder | None = None
+        self.notes: list[str] = []
+        self._transform = make_transform(config, mean_image)
+
+    def advance(self) -> list[Shape]:
+        """Fetch the next batch's records; the shapes of its tops, by its first record."""
+        self._taken += len(self._records)
+        if not self._taken:
+            self._check_size()
+        self._records = list(islice(self._stream, self._config.batch_size))
+        self._images.clear()
+        sides, encoded = self._begin()
+        self._top = self._sides_of_top(sides)
+        if not encoded and not self._taken and self._forces:
+            self.notes.append("force_color and force_gray are only for encoded records; these are raw")
+        batch = len(self._records)
+        return [(batch, *self._top), (batch,)][: len(self._config.tops)]
+
+    def write(self, tops: list[memoryview[float]]) -> None:
+        """Transform the records fetched last into the tops; raises DataError for one that does not fit."""
+        out, labels = tops[0], tops[1] if len(tops) > 1 else None
+        records, at = self._records, 0
+        try:
+            while (at := self._transform.records(records, at, out, labels, self._top)) < len(records):
+                pixels = self._image(at)
+                self._transform.image(pixels, _sides(pixels), at, out, self._top, interleaved=True)
+                if labels is not None:
+                    labels[at] = datum_head(records[at])[1]
+                del self._images[at]
+                at += 1
+        except ValueError as error:
+            if len(error.args) != 2:
+                raise
+            raise self._wrong(*error.args) from error
+
+    def _check_size(self) -> None:
+        """Refuse an impossible batch before its records are fetched."""
+        self._records = list(islice(self._stream, 1))
+        refuse_batch(self._config, self._store.folder, self._sides_of_top(self._begin()[0]))
+        self._records, self._stream = [], self._values()
+        self._images.clear()
+
+    @property
+    def _forces(self) -> bool:
+        return self._config.transform.force_color or self._config.transform.force_gray
+
+    def _values(self) -> Iterator[bytes]:
+        first, step = self._config.share
+        while True:
+            if self._store.entries is not None:
+                first %= self._store.entries
+            yield from self._store.values(first, step)
+            entries = self._store.entries
+            assert entries is not None  # known after a whole pass
+            taken = max(0, -(-(entries - first) // step))
+            first += taken * step - entries
+
+    def _begin(self) -> tuple[Sides, bool]:
+        """(shape of the batch's first image, whether it is encoded); then decoding has begun."""
+        try:
+            sides, _, encoded, *_ = datum_head(self._records[0])
+        except ValueError as error:
+            raise self._wrong(0, str(error)) from error
+        return (_sides(self._image(0)), True) if encoded else (sides, False)
+
+    def _begin_image(self, index: int) -> None:
+        try:
+            *_, encoded, offset, size, _ = datum_head(self._records[index])
+        except ValueError as error:
+            raise self._wrong(index, str(error)) from error
+        if encoded:
+            data = memoryview(self._records[index])[offset : offset + size]
+            decoder, mode = self._decoding(index), self._mode
+            self._images[index] = decoder.begin(lambda: decoder.decode(data, mode))
+
+    def _decoding(self, index: int) -> Decoder:
+        if self._decoder is None:
+            from prototxt.data.decode import Decoder, Undecodable
+
+            try:
+                self._decoder = Decoder(self._config.threads)
+            except Undecodable as error:
+                raise self._wrong(index, str(error)) from error
+        return self._decoder
+
+    @property
+    def _mode(self) -> Mode:
+        if not self._forces:
+            return "unchanged"
+        return "color" if self._config.transform.force_color else "gray"
+
+    def _image(self, index: int) -> U8:
+        """(height, width, channels) of an encoded record; colours as the original has them: blue first."""
+        from prototxt.data.decode import Undecodable
+
+        for ahead in range(index, min(index + AHEAD * self._config.threads, len(self._records))):
+            if ahead not in self._images:
+                self._begin_image(ahead)
+        try:
+            pixels = self._images[index]()
+        except Undecodable as error:
+            raise self._wrong(index, str(error)) from error
+        self._images[index] = lambda: pixels  # where no thread decodes, the first is not decoded twice
+        return pixels
+
+    def _sides_of_top(self, sides: Sides) -> Sides:
+        try:
+            return top_sides(self._config, sides)
+        except ValueError as error:
+            raise self._wrong(0, str(error)) from error
+
+    def _wrong(self, index: int, text: str) -> DataError:
+        """Names a record of the present batch by number and key."""
+        first, step = self._config.share
+        number = first + (self._taken + index) * step
+        if self._store.entries is not None:
+            number %= self._store.entries
+        return DataError(f"{self._store.folder}: record {number} (key {self._store.key(number)!r}) {text}")
+
+
+def _sides(pixels: U8) -> Sides:
+    height, width, channels = pixels.shape
+    return channels, height, width

@@ -1,0 +1,120 @@
+"""Batches of image files, as Caffe's ImageData reads them. For the reader process: no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import numpy as np
+
+from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.datum_source import AHEAD, Sides, make_transform, refuse_batch, top_sides
+from prototxt.data.decode import U8, Decoder, Undecodable
+from prototxt.data.lists import read_list
+from prototxt.errors import DataError
+
+
+def read_image(decoder: Decoder, path: str, color: bool, height: int = 0, width: int = 0) -> U8:
+    """(height, width, channels) of a file. Raises DataError that names it."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read()
+    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+        raise DataError(f"cannot read the image {os.path.abspath(path)}: {error}") from error
+    try:
+        return decoder.decode(data, "color" if color else "gray", height, width)
+    except Undecodable as error:
+        raise DataError(f"the image {os.path.abspath(path)} {error}") from error
+
+
+class ImageSource:
+    """This worker's lines of the list, in order or shuffled anew for each pass, for ever.
+
+    With rand_skip so many lines as chance says are left out at the beginning, the same on all workers.
+    """
+
+    def __init__(self, config: ReaderConfig, mean_image: bytes | None) -> None:
+        self._config = config
+        self._list = os.path.abspath(config.source)
+        self._lines = read_list(config.source)
+        self._decoder = Decoder(config.threads)
+        self._transform = make_transform(config, mean_image)
+        self._next, self._step = config.share
+        self._next += self._skipped()
+        self._order: tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = -1, np.arange(0)
+        self._batch: list[tuple[str, int]] = []
+        self._images: dict[int, Callable[[], U8]] = {}
+        self._top: Sides = (0, 0, 0)
+        self.notes: list[str] = []
+
+    def _skipped(self) -> int:
+        limit = self._config.images.skip
+        if not limit:
+            return 0
+        skip = int(np.random.default_rng([self._config.shuffle_seed, limit]).integers(limit))
+        if skip >= len(self._lines):
+            raise DataError(f"{self._list}: rand_skip leaves out {skip} of {len(self._lines)} lines")
+        return skip
+
+    def advance(self) -> list[Shape]:
+        """Take the next lines; the shapes of the tops, by the first image."""
+        first = self._next
+        self._next += self._step * self._config.batch_size
+        self._batch = [self._line(place) for place in range(first, self._next, self._step)]
+        self._images.clear()
+        self._top = self._sides_of_top(self._image(0))
+        refuse_batch(self._config, self._list, self._top)
+        batch = self._config.batch_size
+        return [(batch, *self._top), (batch,)][: len(self._config.tops)]
+
+    def write(self, tops: list[memoryview[float]]) -> None:
+        """The images of the lines taken last; raises DataError naming the file of one that does not fit."""
+        for index, (path, label) in enumerate(self._batch):
+            pixels = self._image(index)
+            height, width, channels = pixels.shape
+            try:
+                self._transform.image(
+                    pixels, (channels, height, width), index, tops[0], self._top, interleaved=True
+                )
+            except ValueError as error:
+                if len(error.args) != 2:
+                    raise
+                raise self._wrong(path, error.args[1]) from error
+            if len(tops) > 1:
+                tops[1][index] = label
+            del self._images[index]
+
+    def _line(self, place: int) -> tuple[str, int]:
+        """Path and label at a place of the endless sequence."""
+        turn, index = divmod(place, len(self._lines))
+        if self._config.shuffle:
+            if self._order[0] != turn:
+                random = np.random.default_rng([self._config.shuffle_seed, turn])
+                self._order = turn, random.permutation(len(self._lines))
+            index = int(self._order[1][index])
+        name, label = self._lines[index]
+        return self._config.images.root + name, label
+
+    def _image(self, index: int) -> U8:
+        for ahead in range(index, min(index + AHEAD * self._config.threads, len(self._batch))):
+            if ahead not in self._images:
+                self._images[ahead] = self._begin(self._batch[ahead][0])
+        pixels = self._images[index]()
+        self._images[index] = lambda: pixels  # where no thread decodes, the first is not decoded twice
+        return pixels
+
+    def _begin(self, path: str) -> Callable[[], U8]:
+        images = self._config.images
+        return self._decoder.begin(
+            lambda: read_image(self._decoder, path, images.color, images.height, images.width)
+        )
+
+    def _sides_of_top(self, pixels: U8) -> Sides:
+        height, width, channels = pixels.shape
+        try:
+            return top_sides(self._config, (channels, height, width))
+        except ValueError as error:
+            raise self._wrong(self._batch[0][0], str(error)) from error
+
+    def _wrong(self, path: str, text: str) -> DataError:
+        return DataError(f"{self._list}: the image {os.path.abspath(path)} {text}")

@@ -1,0 +1,97 @@
+"""What the data layers that read files share: the batches of a reader process, and what it is told."""
+
+from __future__ import annotations
+
+import os
+import zlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from prototxt.data.config import ReaderConfig
+from prototxt.data.source import Reader
+from prototxt.errors import DataError
+from prototxt.registry import Built, LayerSpec, Shape
+
+READ_SECONDS = 300.0  # until a batch that does not come is an error
+MOST_THREADS = 4  # that decode images, by default
+
+
+class ReadAhead(nn.Module):
+    """A batch a forward(), from a reader's memory: valid until the next forward().
+
+    batches  taken so far by this worker; Net(options={"data_start": {layer: batches}}) goes on from there
+    """
+
+    def __init__(self, reader: Reader, device: torch.device) -> None:
+        super().__init__()
+        self.reader = reader
+        self._device = None if device.type == "cpu" else device
+        self._single = len(reader.shapes) == 1
+
+    @property
+    def batches(self) -> int:
+        return self.reader.batches
+
+    def forward(self) -> Tensor | tuple[Tensor, ...]:
+        tops = self.reader.take()
+        if self._device is not None:
+            tops = tuple(top.to(self._device) for top in tops)
+        return tops[0] if self._single else tops
+
+    def close(self) -> None:
+        """End the reader process; twice is fine."""
+        self.reader.close()
+
+
+def read_ahead(spec: LayerSpec, config: ReaderConfig, mean_image: bytes | None = None) -> Built:
+    context = spec.context
+    place = str(spec.error("")).removesuffix(": ")
+    timeout = float(context.options.get("reader_timeout", READ_SECONDS))
+    reader = Reader(config, place=place, mean_image=mean_image, timeout=timeout)
+    return Built(ReadAhead(reader, context.device), list(reader.shapes), source=True)
+
+
+def sharing(spec: LayerSpec) -> dict[str, Any]:
+    """The part of a reader's task that depends on the worker."""
+    context, train = spec.context, spec.phase == "TRAIN"
+    start = int(context.options.get("data_start", {}).get(spec.name, 0))
+    return {
+        "train": train,
+        "rank": context.rank,
+        "world": context.world,
+        "start": start,
+        "seed": _seed(spec, f"{context.rank}/{start}"),
+        "shuffle_seed": _seed(spec, "shuffle"),
+        "threads": int(context.options.get("decode_threads", 0)) or _threads(context.world if train else 1),
+    }
+
+
+def _threads(workers: int) -> int:
+    """That decode images: this worker's part of the machine's cores."""
+    return max(1, min(MOST_THREADS, len(os.sched_getaffinity(0)) // workers))
+
+
+def _seed(spec: LayerSpec, purpose: str) -> int:
+    """A seed of this layer's own from random_seed, or from the system without one."""
+    if spec.context.seed is None:
+        return int.from_bytes(os.urandom(4), "little")
+    return zlib.crc32(f"{spec.context.seed}/{spec.phase}/{spec.name}/{purpose}".encode())
+
+
+def no_bottoms(spec: LayerSpec, bottoms: list[Shape]) -> None:
+    if bottoms:
+        raise spec.error(f"{spec.type} takes no bottom, {len(bottoms)} given")
+
+
+def required(spec: LayerSpec, group: str, name: str) -> Any:
+    """A field of a parameter group that must be set, and above 0 when it is a number."""
+    value = getattr(getattr(spec, group), name)
+    if not value:
+        raise spec.error(f"{group}.{name} must be set" + ("" if isinstance(value, str) else " and above 0"))
+    return value
+
+
+def data_error(spec: LayerSpec, text: str) -> DataError:
+    return DataError(str(spec.error(text)))
