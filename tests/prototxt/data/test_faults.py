@@ -195,7 +195,10 @@ FAULTS: dict[str, tuple[Make, str, type[Exception], str]] = {
         "{cwd}/db/CURRENT names no manifest, but '../../etc/passwd'",
     ),
     "leveldb-manifest-garbage": (
-        both(file("db/CURRENT", b"MANIFEST-000001\n"), file("db/MANIFEST-000001", bytes([9, 9, 9, 9, 2, 0, 1, 9, 9]))),
+        both(
+            file("db/CURRENT", b"MANIFEST-000001\n"),
+            file("db/MANIFEST-000001", bytes([9, 9, 9, 9, 2, 0, 1, 9, 9])),
+        ),
         data(PARAM.replace("LMDB", "LEVELDB")), DataError,
         "{cwd}/db/MANIFEST-000001: the record at byte 0 has a wrong checksum",
     ),
