@@ -14,7 +14,7 @@ from typing import Any
 
 from prototxt.text import parse_net
 from shmtrain.lr_rule import LrRule, parse_lr_rule
-from shmtrain.method import METHODS, check_told, method, moving_rate
+from shmtrain.method import METHODS, check_interval, check_told, method, moving_rate
 from shmtrain.options import ConfigError, Options, choice
 from shmtrain.settings import (
     LearningRate,
@@ -193,17 +193,14 @@ class SolverChecks:
         if os.path.isdir(prefix):
             prefix = os.path.join(prefix, stem)
         wanted = m.snapshot or m.snapshot_after_train
-        self.need(
-            not wanted or m.snapshot_format == 1,
-            "snapshot_format HDF5 cannot be written; use BINARYPROTO (the default)",
-        )
         folder = os.path.dirname(prefix) or "."
         self.need(
             not wanted or (os.path.isdir(folder) and os.access(folder, os.W_OK)),
             f"cannot write to snapshot prefix {prefix!r}: make sure that the folder {os.path.abspath(folder)}"
             " exists and is writable",
         )
-        return Snapshots(m.snapshot, prefix, m.snapshot_diff, m.snapshot_after_train)
+        hdf5 = m.snapshot_format == 0
+        return Snapshots(m.snapshot, prefix, m.snapshot_diff, m.snapshot_after_train, hdf5)
 
     def start(self) -> Start:
         """The weights: the command line's, else the solver file's; none when a snapshot is resumed."""
@@ -236,6 +233,7 @@ class SolverChecks:
         self.need(0 < alpha < 1, f"{source} {alpha:g} is out of range: alpha must lie between 0 and 1")
         source = "--tau" if o.tau is not None else "update_interval"
         self.need(tau >= 1, f"{source} {tau} is out of range: tau must be at least 1")
+        check_interval(way, tau)
         return Sharing(
             workers=o.workers,
             algorithm=o.algorithm,

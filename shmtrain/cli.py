@@ -23,6 +23,8 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
     "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
+    "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
+    "bench": ("shmtrain.bench.cli", "the box against MPI and gloo on the same vectors"),
 }
 
 EXAMPLES = """\
@@ -30,6 +32,7 @@ examples:
   shmtrain solver.prototxt                              one worker: the original's loop
   shmtrain solver.prototxt --workers 4                  four workers that share weights through a memory box
   shmtrain solver.prototxt --workers 4 --smb unix:PATH  the same through a box that `smb serve` holds
+  mpirun -n 4 shmtrain solver.prototxt                  each process is a worker; torchrun and srun, too
 """
 
 
@@ -77,7 +80,7 @@ def _command(module: str, argv: Sequence[str]) -> int:
 
 def _add_sharing(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("workers and how they share")
-    g.add_argument("--workers", type=int, default=1, metavar="N", help="worker processes on this host (1)")
+    g.add_argument("--workers", type=int, metavar="N", help="worker processes on this host (1)")
     g.add_argument(
         "--smb",
         metavar="ADDR",
@@ -91,7 +94,7 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
     g.add_argument("--exchange", choices=WAYS, help="seasgd: in one pass, or what overlaps it (fused)")
     g.add_argument("--alpha", "--moving-rate", type=float, metavar="A", help="moving rate, fixed (beta/N)")
     g.add_argument(
-        "--tau", "--update-interval", type=int, metavar="T", help="steps between exchanges (1; diloco 50)"
+        "--tau", "--update-interval", type=int, metavar="T", help="steps between exchanges (1; diloco 100)"
     )
     g.add_argument(
         "--termination", choices=TERMINATIONS, default="counter",
@@ -129,7 +132,14 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     g.add_argument(
         "--outer-buffer", type=int, metavar="N", help="diloco, asynchronous: pushes a momentum (N)"
     )
-    g.add_argument("--wire", choices=WIRES, help="elastic, hybrid: how increments travel over TCP (float32)")
+    g.add_argument("--fragments", type=int, metavar="P", help="diloco: parts exchanged in turns (1)")
+    g.add_argument("--overlap", type=int, metavar="K", help="diloco: steps until a mean is taken (0)")
+    g.add_argument(
+        "--dynamic", action="store_true", default=None, help="diloco: slower workers make fewer steps a round"
+    )
+    g.add_argument(
+        "--wire", choices=WIRES, help="elastic, hybrid: increments over TCP (float32); diloco: changes (int8)"
+    )
     g.add_argument("--wait-limit", type=float, metavar="S", help="longest wait for other workers (300)")
 
 
@@ -160,14 +170,16 @@ def _train(argv: Sequence[str]) -> int:
     from prototxt.errors import PrototxtError
     from shmtrain import launch
     from shmtrain.config import TrainConfig
+    from shmtrain.environment import workers_here
     from shmtrain.handover import Console
     from shmtrain.options import ConfigError
 
     if not args.stuck > 0:  # NaN, too
         p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
     try:
-        config = TrainConfig.load(args.solver, _options(args))
-        return launch.run(config, Console(progress=not args.no_progress, stuck=args.stuck))
+        place, workers = workers_here(args.workers, args.algorithm)
+        config = TrainConfig.load(args.solver, options_of(args, workers))
+        return launch.run(config, Console(progress=not args.no_progress, stuck=args.stuck), place)
     except ConfigError as error:
         p.error(str(error))
     except (PrototxtError, OSError) as error:
@@ -175,12 +187,12 @@ def _train(argv: Sequence[str]) -> int:
         return FAILED
 
 
-def _options(args: argparse.Namespace) -> Options:
+def options_of(args: argparse.Namespace, workers: int) -> Options:
     """The part of the command line that the configuration is made of."""
     from shmtrain.options import Options
 
     return Options(
-        workers=args.workers,
+        workers=workers,
         algorithm=args.algorithm,
         exchange=args.exchange,
         method=_method_options(args),

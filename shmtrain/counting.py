@@ -11,6 +11,7 @@ class Counting(Protocol):
     claim      the job's iteration (from 0) that this worker computes next; None: nothing is left for it
     complete   counts the claimed iteration as done; the number of iterations that the job has completed now
     completed  that number, without counting anything
+    leave      claim gives nothing more than what this worker has already taken on
     """
 
     @property
@@ -20,6 +21,8 @@ class Counting(Protocol):
 
     def complete(self) -> int: ...
 
+    def leave(self) -> None: ...
+
 
 class LocalCounting:
     """One worker alone: ``start``, ``start + 1``, ... up to but not including ``max_iter``."""
@@ -27,6 +30,9 @@ class LocalCounting:
     def __init__(self, start: int, max_iter: int) -> None:
         self.completed = start
         self._end = max_iter
+
+    def leave(self) -> None:
+        self._end = self.completed
 
     def claim(self) -> int | None:
         return self.completed if self.completed < self._end else None

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmtrain.group import Progress, Rows, State
+from shmtrain.group import Column, Progress, Rows, State
 from smb.errors import WaitTimeout
 
 if TYPE_CHECKING:
@@ -19,7 +19,12 @@ LOOK = 0.1  # seconds between two looks at who has died
 
 @dataclass(frozen=True)
 class Crowd:
-    """One worker's view. ``wait_limit`` is the longest wait for others, in seconds."""
+    """One worker's view. ``wait_limit`` is the longest wait for others, in seconds.
+
+    world    rows of the job's table, those of workers that may still come included
+    workers  how many the job began with; 0: as many as rows
+    joining  whether the others have begun without this worker
+    """
 
     box: Box
     job: str
@@ -27,6 +32,17 @@ class Crowd:
     world: int
     progress: Progress
     wait_limit: float
+    workers: int = 0
+    joining: bool = False
+
+    @property
+    def elastic(self) -> bool:
+        """Whether others may come while this job runs."""
+        return self.joining or 0 < self.workers < self.world
+
+    def begin(self) -> None:
+        """From now on the others wait for this worker."""
+        self.progress.put(self.rank, Column.STATE, State.TRAINING)
 
     @property
     def rows(self) -> Rows:

@@ -38,19 +38,32 @@ class State(IntEnum):
     FINISHED = 6
     CLOSED = 7
     DEAD = 8
+    FREE = 9  # a row that nobody has had yet
+    LEFT = 10  # ended before the job, with all it had learned brought to the center
+    JOINING = 11  # comes while others train: has a row, and nobody waits for it yet
 
 
 class Column(IntEnum):
-    """A row: all int64. ``LOST`` counts claimed iterations that died with their worker."""
+    """A row: all int64. ``LOST`` counts claimed iterations that died with their worker.
+
+    PACE    microseconds of one of its steps, without what it met others for; 0: not known
+    CREDIT  steps that one that came later counts as having made, where others wait for the slowest
+    START   the job's iteration that this run began at
+    """
 
     STATE = 0
     PID = 1
     CLAIMED = 2
     DONE = 3
     LOST = 4
+    PACE = 5
+    CREDIT = 6
+    START = 7
 
 
 COLUMNS = len(Column)
+ABSENT = frozenset({State.DEAD, State.FREE, State.LEFT, State.JOINING})
+VACANT = (State.DEAD, State.LEFT, State.FREE)  # in the order in which their rows are taken
 
 
 @dataclass(frozen=True)
@@ -68,6 +81,12 @@ class Rows:
     def pid(self, rank: int) -> int:
         return int(self.table[rank, Column.PID])
 
+    def pace(self, rank: int) -> int:
+        return int(self.table[rank, Column.PACE])
+
+    def credit(self, rank: int) -> int:
+        return int(self.table[rank, Column.CREDIT])
+
     def done(self, rank: int) -> int:
         return int(self.table[rank, Column.DONE])
 
@@ -78,8 +97,8 @@ class Rows:
 
     @property
     def leader(self) -> int:
-        """The lowest rank that has not died: it tests the center and saves it; 0 when all are dead."""
-        return next((rank for rank, state in enumerate(self.states()) if state is not State.DEAD), 0)
+        """The lowest rank that has not died or left: it tests the center and saves it; 0 without one."""
+        return next((rank for rank, state in enumerate(self.states()) if state not in ABSENT), 0)
 
     def gone(self, rank: int) -> bool:
         """Whether a worker makes no more steps: it has died or ended, and its row stays as it is."""
@@ -87,8 +106,24 @@ class Rows:
 
     @property
     def active(self) -> int:
-        """Workers that have come and not died. One that has ended counts: its share lies in the center."""
-        return sum(state not in (State.ABSENT, State.DEAD) for state in self.states())
+        """Workers that take part. One that has ended with the job counts: its share lies in the center."""
+        return sum(state is not State.ABSENT and state not in ABSENT for state in self.states())
+
+    @property
+    def began(self) -> int:
+        """Rows that a worker has or has had."""
+        return sum(state is not State.FREE for state in self.states())
+
+    @property
+    def working(self) -> list[int]:
+        """The ranks that make steps, or will in a moment."""
+        return [r for r, state in enumerate(self.states()) if State.READY <= state < State.FINISHED]
+
+    @property
+    def vacant(self) -> int | None:
+        """The row for one that joins: a dead worker's, else one that somebody has left, else a new one."""
+        states = self.states()
+        return next((states.index(state) for state in VACANT if state in states), None)
 
     def names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"worker {rank} (pid {self.pid(rank)})" for rank in ranks)
@@ -111,15 +146,39 @@ class Progress:
         self._latest = np.zeros(workers * COLUMNS, np.int64)
 
     @classmethod
-    def create(cls, box: Box, job: str, workers: int) -> Progress:
-        """A new job's table, all zero; it lives as long as this process. Raises KeyExists."""
-        zeros = np.zeros(workers * COLUMNS, np.int64)
-        segment = box.create(_key(job), count=zeros.size, dtype="int64", lifetime="owner", initial=zeros)
-        return cls(segment, workers)
+    def create(
+        cls,
+        box: Box,
+        job: str,
+        workers: int,
+        spare: int = 0,
+        meta: bytes = b"",
+        lifetime: str = "owner",
+    ) -> Progress:
+        """A new job's table; it lives as long as this process, or as ``lifetime`` says. Raises KeyExists.
+
+        spare  rows for workers that join later; meta: what they should know of the job
+        """
+        table = np.zeros((workers + spare, COLUMNS), np.int64)
+        table[workers:, Column.STATE] = State.FREE
+        segment = box.create(
+            _key(job), count=table.size, dtype="int64", lifetime=lifetime, initial=table.reshape(-1), meta=meta
+        )
+        return cls(segment, len(table))
 
     @classmethod
-    def attach(cls, box: Box, job: str, workers: int) -> Progress:
-        return cls(box.attach(_key(job)), workers)
+    def attach(cls, box: Box, job: str) -> Progress:
+        segment = box.attach(_key(job))
+        return cls(segment, segment.count // COLUMNS)
+
+    @property
+    def size(self) -> int:
+        """Rows, those that are free included."""
+        return self._workers
+
+    @property
+    def meta(self) -> bytes:
+        return self._segment.meta
 
     def rows(self) -> Rows:
         table = np.empty(self._workers * COLUMNS, np.int64)
@@ -147,6 +206,26 @@ class Progress:
         self.put(rank, Column.LOST, max(lost, 0))
         self.put(rank, Column.STATE, State.DEAD)
 
+    def take_row(self, pid: int) -> int | None:
+        """A row for one that joins; None when there is none. The caller holds the job's lock of the rows.
+
+        What the worker before had done there stays counted.
+        """
+        rows = self.rows()
+        rank = rows.vacant
+        if rank is None:
+            return None
+        row = rows.table[rank].copy()
+        row[Column.DONE] += row[Column.LOST]
+        row[Column.CLAIMED], row[Column.LOST], row[Column.PACE] = row[Column.DONE], 0, 0
+        row[Column.STATE], row[Column.PID] = State.JOINING, pid
+        others = [rows.done(other) + rows.credit(other) for other in rows.working]
+        row[Column.CREDIT] = max(min(others, default=0) - int(row[Column.DONE]), 0)
+        row[Column.START] = next((start for start in map(int, rows.table[:, Column.START]) if start), 0)
+        self._latest[rank * COLUMNS : (rank + 1) * COLUMNS] = row
+        self._segment.write(row, offset=rank * COLUMNS)
+        return rank
+
 
 class Member:
     """This worker's place in the job: whether it leads, and when the others are done."""
@@ -156,12 +235,19 @@ class Member:
     ) -> None:
         """``warn`` takes a line for the log."""
         self.progress, self.rank, self.world, self.job = progress, rank, world, job
+        self.leaving = False
         self._warn = warn
 
     @property
     def leads(self) -> bool:
         """Whether this worker tests and saves the center; moves to the lowest living rank."""
-        return self.rank == 0 or self.progress.rows().leader == self.rank
+        return self.progress.rows().leader == self.rank
+
+    def leave(self) -> bool:
+        """End before the job does; False when nobody else would be left to go on with it."""
+        others = [rank for rank in self.progress.rows().working if rank != self.rank]
+        self.leaving = bool(others)
+        return self.leaving
 
     def enter(self, state: State) -> None:
         self.progress.put(self.rank, Column.STATE, state)
@@ -190,8 +276,11 @@ class Member:
         """Wait after the last iteration: the leader for the end of all others, the others for the leader's.
 
         A leader that dies meanwhile is followed by the next rank, whose wait then ends as the leader's. When
-        nothing moves for ``patience`` seconds the leader names the others that are missing and ends.
+        nothing moves for ``patience`` seconds the leader names the others that are missing and ends. Who
+        leaves the job waits for nobody.
         """
+        if self.leaving:
+            return
         self.enter(State.FINISHED)
         waiting = _Waiting(patience)
         while True:

@@ -24,7 +24,7 @@ from shmtrain.crowd import Crowd
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Meeting, Vectors
 from shmtrain.group import COLUMNS, Column, Progress, State
-from shmtrain.method import METHODS, Method, method, moving_rate, own
+from shmtrain.method import METHODS, Method, check_interval, method, moving_rate, own
 from shmtrain.options import ConfigError, MethodOptions
 
 GRADIENTS = ("sync", "allreduce", "hybrid")  # change the gradients before the optimizer takes them
@@ -221,6 +221,7 @@ def _options(algorithm: str, workers: int, options: dict[str, Any]) -> tuple[Met
     own(algorithm, told)
     if not 0 < told.get("alpha", 0.5) < 1 or told.get("tau", 1) < 1:
         raise ConfigError(f"alpha must lie between 0 and 1, tau must be at least 1: {told}")
+    check_interval(filled, told.get("tau", METHODS[algorithm].tau))
     return filled, told
 
 

@@ -38,7 +38,10 @@ class Entry:
     options   fields of MethodOptions, and alpha, tau and exchange, that are its own
     tau       update interval where none is given
     staleness what becomes of old increments where nothing is said
+    wire      how increments travel where nothing is said
     lockstep  all make the same steps: iterations are counted by the steps, not claimed
+    box       whether they meet through a memory box; else by MPI, and mpirun starts them
+    server    whether the first rank of mpirun does no training, but holds the center
     """
 
     module: str
@@ -49,9 +52,17 @@ class Entry:
     tau: int = 1
     lockstep: bool = False
     staleness: str = "none"
+    wire: str = "float32"
+    box: bool = True
+    server: bool = False
 
     def has(self, option: str) -> bool:
-        return option in self.options or (option == "termination" and not self.lockstep)
+        return option in self.options or (option == "termination" and self.claims_freely)
+
+    @property
+    def claims_freely(self) -> bool:
+        """Whether the workers need not end with the same step, and --termination says when they do."""
+        return self.box and not self.lockstep
 
 
 METHODS = {
@@ -92,12 +103,27 @@ METHODS = {
     "diloco": Entry(
         "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "none",
         "each worker makes tau steps on {batch} images of its own; their mean change is one outer step",
-        frozenset({"tau", "outer_lr", "outer_momentum", "asynchronous", "outer_buffer", "staleness"}), tau=50,
-        lockstep=True,
+        frozenset({
+            "tau", "outer_lr", "outer_momentum", "asynchronous", "outer_buffer", "staleness", "wire",
+            "dynamic", "fragments", "overlap",
+        }), tau=100, lockstep=True, wire="int8",
     ),
     "local": Entry(
         "local", "workers that never meet (the control)", "none",
         "each worker steps on {batch} images of its own; the one that leads is tested and saved", frozenset(),
+    ),
+    "mpi-allreduce": Entry(
+        "mpi_allreduce", "synchronous SGD by MPI_Allreduce (MPICaffe)", DEFAULT_RULE, MEAN, frozenset(),
+        lockstep=True, box=False,
+    ),
+    "mpi-star": Entry(
+        "mpi_star", "synchronous SGD by a star of MPI sends (Caffe-MPI 1.0)", DEFAULT_RULE, MEAN, frozenset(),
+        lockstep=True, box=False,
+    ),
+    "mpi-easgd": Entry(
+        "mpi_easgd", "asynchronous EASGD with a server rank (Zhang et al. 2015)", DEFAULT_RULE,
+        "each worker steps on {batch} images of its own; the center follows {workers} of them",
+        frozenset({"alpha", "beta", "tau"}), box=False, server=True,
     ),
 }  # fmt: skip
 
@@ -116,7 +142,9 @@ class Method:
     group_size      workers of one synchronous group
     outer_*         rate, momentum and (asynchronous) buffer of the outer step; buffer 0: one of each worker
     bucket_mib      MiB of one allreduce
-    wire            how increments travel to a box over TCP; others refuse all but float32
+    fragments       parts of the weights that diloco exchanges in turns; overlap: steps until a mean is taken
+    dynamic         a slower worker makes fewer steps in a round
+    wire            how increments travel to a box over TCP; diloco's changes are made small for any transport
     wait_limit      seconds after which a wait for other workers ends with an error that names them
     """
 
@@ -133,6 +161,9 @@ class Method:
     outer_momentum: float = 0.9
     asynchronous: bool = False
     outer_buffer: int = 0
+    fragments: int = 1
+    overlap: int = 0
+    dynamic: bool = False
     bucket_mib: float = 4.0
     wire: str = "float32"
     wait_limit: float = 300.0
@@ -147,7 +178,9 @@ def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions
         raise ConfigError(
             "--alpha and --beta exclude one another: beta divides by the workers that take part"
         )
-    defaults: dict[str, Any] = {"staleness": entry.staleness, **({"beta": None} if alpha_given else {})}
+    defaults: dict[str, Any] = {"staleness": entry.staleness, "wire": entry.wire}
+    if alpha_given:
+        defaults["beta"] = None
     if told.get("asynchronous"):
         defaults["outer_momentum"] = ASYNCHRONOUS_MOMENTUM
     filled = Method(**{**defaults, **told})
@@ -166,10 +199,23 @@ def own(algorithm: str, told: Iterable[str]) -> None:
 def check_told(o: Options, m: Method) -> None:
     """Refuse what the command line says besides, where the way or the box has no use for it."""
     own(o.algorithm, o.told())
+    if o.smb is not None and not METHODS[o.algorithm].box:
+        raise ConfigError(f"--smb {o.smb}: {o.algorithm} meets by MPI and needs no box")
+    if METHODS[o.algorithm].wire != "float32":
+        return
     if m.wire != "float32" and o.smb is None:
         raise ConfigError(f"--wire {m.wire} is for a box over TCP: name one with --smb tcp://HOST:PORT")
     if m.wire != "float32" and o.exchange not in (None, "fused"):
         raise ConfigError(f"--wire {m.wire} needs --exchange fused, not {o.exchange}")
+
+
+def check_interval(m: Method, tau: int) -> None:
+    """Refuse parts and overlaps that a round of ``tau`` steps has no room for."""
+    if m.fragments > tau or m.overlap * m.fragments > tau:
+        raise ConfigError(
+            f"--fragments {m.fragments} --overlap {m.overlap}: tau {tau} steps must have room for all,"
+            " each with its overlap"
+        )
 
 
 def moving_rate(algorithm: str, workers: int, m: Method) -> float:
@@ -180,7 +226,7 @@ def moving_rate(algorithm: str, workers: int, m: Method) -> float:
 
 def _check(m: Method, entry: Entry, workers: int) -> None:
     at_least = {"warm_start": 0, "n_fetch": 1, "n_push": 1, "backup_workers": 0, "group_size": 1}
-    for name, lowest in {**at_least, "outer_buffer": 0}.items():
+    for name, lowest in {**at_least, "outer_buffer": 0, "fragments": 1, "overlap": 0}.items():
         if getattr(m, name) < lowest:
             raise ConfigError(f"--{name.replace('_', '-')} {getattr(m, name)}: must be at least {lowest}")
     for name in ("outer_lr", "wait_limit", "bucket_mib", "beta", "server_rate"):
@@ -191,6 +237,10 @@ def _check(m: Method, entry: Entry, workers: int) -> None:
         raise ConfigError(f"--outer-momentum {m.outer_momentum:g}: must lie in [0, 1)")
     if entry.module == "diloco" and not m.asynchronous and (m.staleness != "none" or m.outer_buffer):
         raise ConfigError("--staleness and --outer-buffer need --asynchronous: otherwise nothing is stale")
+    if m.asynchronous and (m.fragments > 1 or m.overlap):
+        raise ConfigError(
+            "--fragments and --overlap are not for --asynchronous: there nobody waits for a mean"
+        )
     if m.backup_workers and m.backup_workers >= workers:
         raise ConfigError(f"--backup-workers {m.backup_workers} of {workers} workers leaves none to wait for")
     choice("--server", m.server, SERVERS)
@@ -234,6 +284,6 @@ def figures(sharing: Sharing) -> list[str]:
         value = getattr(m, field.name)
         if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none", "float32"):
             shown.append(f"{field.name.replace('_', ' ')} {value}".removesuffix(" True"))
-    if not entry.lockstep:
+    if entry.claims_freely:
         shown.append(f"termination {sharing.termination}")
     return shown

@@ -37,6 +37,9 @@ class MethodOptions:
     outer_momentum: float | None = None
     asynchronous: bool | None = None
     outer_buffer: int | None = None
+    fragments: int | None = None
+    overlap: int | None = None
+    dynamic: bool | None = None
     bucket_mib: float | None = None
     wire: str | None = None
     wait_limit: float | None = None

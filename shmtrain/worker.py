@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from prototxt.errors import PrototxtError
 from shmtrain.config import TrainConfig
 from shmtrain.counting import Counting, LocalCounting
 from shmtrain.crowd import Crowd
+from shmtrain.environment import Launched, Placed, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Alpha, Exchange, Lockstep, Meeting, Vectors
 from shmtrain.exchange.following import Following
@@ -24,6 +26,7 @@ from shmtrain.exchange.termination import Place, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State
 from shmtrain.handover import Console, Handover, counter_key, worker_threads
+from shmtrain.launch_marks import Witness, machines, marks
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
 from shmtrain.log import Log, number, tell
@@ -48,7 +51,7 @@ def run_alone(config: TrainConfig, console: Console) -> int:
         try:
             learner = Learner.open(config, Alone(), reports.log)
             counting = LocalCounting(learner.iteration, config.schedule.max_iter)
-            _loop(Trainer(learner, NoExchange(learner.params.array), counting, Alone(), reports), console)
+            loop(Trainer(learner, NoExchange(learner.params.array), counting, Alone(), reports), console)
         except FAILURES as error:
             reports.log.error(str(error))
             return 1
@@ -74,7 +77,7 @@ def vectors(learner: Learner) -> Vectors:
     )
 
 
-def _loop(trainer: Trainer, console: Console) -> None:
+def loop(trainer: Trainer, console: Console) -> None:
     """Train; the first worker shows the bar, and below it what the training came to."""
     config, learner = trainer.config, trainer.learner
     if console.progress and trainer.role.rank == 0:
@@ -89,6 +92,11 @@ def _loop(trainer: Trainer, console: Console) -> None:
         tell(_came_to(summary))
 
 
+def stop_at_sigterm(trainer: Trainer) -> None:
+    """Launchers end their processes by it: as Ctrl-C, but as often as it likes."""
+    signal.signal(signal.SIGTERM, lambda number, frame: trainer.signals.request("stop"))
+
+
 def _came_to(summary: Summary) -> str:
     """What a person wants to know at the end; the log has it in the original's words."""
     how = "stopped after" if summary.stopped else "trained"
@@ -100,14 +108,19 @@ def _came_to(summary: Summary) -> str:
 
 
 def main(handover: Handover) -> NoReturn:
-    """The life of a worker process."""
+    """The life of a worker process that our launcher has started."""
     os.setsid()  # the terminal's signals come through the launcher, once
     unblock()
-    torch.set_num_threads(worker_threads(handover.config))
+    sys.exit(take_part(handover))
+
+
+def take_part(handover: Handover) -> int:
+    """Be one worker of the job to its end; the exit code."""
     config, bar = handover.config, handover.console.progress
+    torch.set_num_threads(worker_threads(config, handover.place))
     # told: where each worker says what concerns the whole job
     with Reports.open(config, handover.rank, bar) as reports, Log([sys.stderr], config.run.log) as told:
-        sys.exit(_Worker(handover, reports, told).run())
+        return _Worker(handover, reports, told).run()
 
 
 class _Worker:
@@ -121,8 +134,7 @@ class _Worker:
 
     def run(self) -> int:
         """Train to the end of the job; the exit code. Does not return when the box or the launcher dies."""
-        launcher = f"the launcher (pid {self._handover.pid})"
-        lifeline = Lifeline(self._handover.launcher.fd, launcher, self._rescue.end)
+        lifeline = Lifeline(self._handover.launcher.fd, self._handover.launched_by, self._rescue.end)
         with lifeline, ExitStack() as stack:
             try:
                 self._train(stack.enter_context(self._connect()), stack)
@@ -139,7 +151,7 @@ class _Worker:
 
     def _train(self, box: smb.Box, stack: ExitStack) -> None:
         handover = self._handover
-        progress = LastingProgress.attach(box, handover.job, handover.world)
+        progress = LastingProgress.attach(box, handover.job)
         member = Member(progress, handover.rank, handover.world, handover.job, self._told.warning)
         progress.put(handover.rank, Column.PID, os.getpid())
         member.enter(State.STARTING)
@@ -147,7 +159,10 @@ class _Worker:
         stack.callback(learner.close)
         center = self._meet(box, learner)
         self._rescue.hold(learner, center, progress)
+        if handover.place is not None:
+            stack.enter_context(self._witness(handover.place, center.transport))
         member.wait_for_all(handover.console.stuck)
+        places = self._places(box) if handover.place else []
         sharing = self._config.sharing
         crowd = Crowd(box, handover.job, handover.rank, handover.world, progress, sharing.method.wait_limit)
         if sharing.method.warm_start:
@@ -156,8 +171,28 @@ class _Worker:
         stack.callback(getattr(exchange, "close", lambda: None))
         counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
-        _loop(Trainer(learner, exchange, counting, member, self._reports), handover.console)
+        trainer = Trainer(learner, exchange, counting, member, self._reports)
+        if handover.place is not None:
+            stop_at_sigterm(trainer)
+        loop(trainer, handover.console)
         member.enter(State.CLOSED)
+
+    def _witness(self, place: Launched, transport: str) -> Witness:
+        """No launcher of ours watches the workers then: they do it themselves."""
+        handover = self._handover
+        stuck, told = handover.console.stuck, self._told
+        return Witness(self._connect, handover.job, place.rank, transport, stuck, told)
+
+    def _places(self, box: smb.Box) -> list[Placed]:
+        """Where all workers are; the first one tells it."""
+        handover = self._handover
+        places = marks(box, handover.job)
+        if handover.place and handover.rank == 0:
+            self._told.info(
+                f"Job {handover.job}, launched by {handover.place.launcher}: {where(places)}; memory box"
+                f" {'in rank 0' if handover.box.embedded else 'outside'} at {handover.box.address}"
+            )
+        return places
 
     def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> Counting:
         handover, max_iter = self._handover, self._config.schedule.max_iter

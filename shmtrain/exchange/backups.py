@@ -8,16 +8,22 @@ those at the start of the step.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from enum import IntEnum
+from typing import Any
+
+import numpy.typing as npt
 
 from shmtrain.exchange.base import F32
 from shmtrain.exchange.replica import Replica
-from shmtrain.exchange.seats import I64, Seats
+from shmtrain.exchange.seats import I64, WORK, Seats
 
+ALL = sys.maxsize  # as ``need``
 WANTS = 2  # column of a worker's row: asks for the state
 NOT_WHOLE = -1
+NOTHING = -1
 
 
 class Own(IntEnum):
@@ -30,7 +36,10 @@ class Own(IntEnum):
 
 
 class FirstComers:
-    """One worker's part. ``need`` workers make a step; when fewer live, all of them do."""
+    """One worker's part. ``need`` workers make a step; when fewer live, all of them do.
+
+    With ``ALL`` every living one is needed: a step is then of those that have come by the time it closes.
+    """
 
     def __init__(self, seats: Seats, replica: Replica, need: int) -> None:
         self._seats, self._crowd, self._replica, self._need = seats, seats.crowd, replica, need
@@ -41,18 +50,44 @@ class FirstComers:
 
     def mean(self, vector: F32, out: F32) -> list[int] | None:
         """The mean of the first comers' vectors of this step, and their ranks; None: too late for it."""
-        step = self._replica.step
+        return self.collect(out) if self.offer(vector) else None
+
+    def offer(self, vector: npt.NDArray[Any], work: int = 1) -> bool:
+        """Bring this step's vector, and say what work is in it; False: too late for it.
+
+        work  NOTHING: this worker waits for the step's end with the others, and its vector is left out
+        """
+        step, rank = self._replica.step, self._crowd.rank
         self._seats.write(step, vector)
         with self._lock():
             table = self._seats.table()
             if table[-1, Own.CLOSED] > step:
-                return None
-            self._seats.put(self._crowd.rank, step % 2, step + 1)
+                return False
+            self._seats.put(rank, WORK + step % 2, work)
+            self._seats.put(rank, step % 2, step + 1)
             self._serve()
             self._close_when_enough()
-        members = self._closed(step)
-        self._seats.average(step, members, out)
+        return True
+
+    def collect(self, out: F32) -> list[int]:
+        """After ``offer``: wait until the step is closed; its members' mean, and who they are."""
+        with self._seats.stats.part("wait"):
+            closed = self._closed(self._replica.step)
+        bring = [rank for rank, work in zip(closed, self.work(closed), strict=True) if work != NOTHING]
+        members = bring or closed
+        self._seats.average(self._replica.step, members, out)
         return members
+
+    def work(self, members: list[int]) -> list[int]:
+        """What each of them said of its work of this step."""
+        column = self._seats.table()[:-1, WORK + self._replica.step % 2]
+        return [int(column[rank]) for rank in members]
+
+    def join(self) -> None:
+        """Of a worker that comes later: the state at the start of the open step, in which it takes part."""
+        self._crowd.begin()
+        self._replica.step = int(self._seats.table()[-1, Own.CLOSED]) - 1
+        self.take()
 
     def take(self) -> None:
         """After a step that was too late: the state at the start of the open step, from whoever has it."""
@@ -83,6 +118,7 @@ class FirstComers:
                 self._read_state(own)
             else:
                 self._replica.step = int(own[Own.CLOSED])
+                self._replica.done = max(self._replica.done, self._crowd.rows.total)
             self._seats.put(self._crowd.rank, WANTS, 0)
             return True
 
@@ -113,8 +149,9 @@ class FirstComers:
 
     def _close_when_enough(self) -> None:
         step, rows, table = self._replica.step, self._crowd.rows, self._seats.table()
-        living = sum(not rows.gone(rank) for rank in range(self._crowd.world))
-        if table[-1, Own.CLOSED] <= step and len(self._members(table, step)) >= min(self._need, living):
+        members = self._members(table, step)
+        missing = [r for r in range(self._crowd.world) if r not in members and not rows.gone(r)]
+        if table[-1, Own.CLOSED] <= step and (len(members) >= self._need or not missing):
             self._seats.put(self._crowd.world, Own.CLOSED, step + 1)
 
     def _serve(self) -> None:

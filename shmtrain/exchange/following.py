@@ -15,7 +15,7 @@ class Following(RankCounting):
 
     def claim(self) -> int | None:
         self._train()
-        upcoming = self._exchange.upcoming
+        upcoming = None if self._leaving else self._exchange.upcoming
         if upcoming is None:
             return None
         self._claim(1)

@@ -12,27 +12,35 @@ A seat has two halves that are used in turns: a worker writes step t + 2 only af
 from __future__ import annotations
 
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from shmtrain.crowd import LOOK, Crowd
-from shmtrain.exchange.base import F32
+from shmtrain.exchange.base import F32, ExchangeStats
+from shmtrain.exchange.narrow import Narrow
 from smb.errors import WaitTimeout
 
 if TYPE_CHECKING:
     from smb import Segment
 
 I64 = npt.NDArray[np.int64]
-COLUMNS = 4  # of the table; a row's first two: the step written last in each half, plus 1
+COLUMNS = 6  # of the table; a row's first two: the step written last in each half, plus 1
+WORK = 4  # and the next of a row's columns: what the worker says of its work of that step, in each half
 
 
 class Seats:
     """The seats ``name`` of a job, for vectors of ``count`` floats."""
 
-    def __init__(self, crowd: Crowd, name: str, count: int, threads: int = 1) -> None:
+    DTYPE = "float32"
+
+    def __init__(
+        self, crowd: Crowd, name: str, count: int, threads: int = 1, stats: ExchangeStats | None = None
+    ) -> None:
+        """``stats``: where writing, waiting and reading are timed."""
         self.crowd, self._name, self._count, self._threads = crowd, name, count, threads
+        self.stats = stats or ExchangeStats()
         self._table = crowd.box.create(
             crowd.key(name),
             count=(crowd.world + 1) * COLUMNS,
@@ -41,12 +49,12 @@ class Seats:
             or_attach=True,
         )
         self._seats: dict[int, Segment] = {crowd.rank: self._seat(crowd.rank)}
-        self._other: F32 = np.empty(count, np.float32)
+        self._other: F32 = np.empty(count if self.DTYPE == "float32" else 0, np.float32)
 
     def _seat(self, rank: int) -> Segment:
         """Whoever comes first makes it: it must outlive its worker until all have read it."""
         key, count = self.crowd.key(f"{self._name}/{rank}"), max(2 * self._count, 1)
-        return self.crowd.box.create(key, count=count, lifetime="attached", or_attach=True)
+        return self.crowd.box.create(key, count=count, dtype=self.DTYPE, lifetime="attached", or_attach=True)
 
     def mean(self, step: int, vector: F32, out: F32) -> list[int]:
         """The mean of all living workers' vectors of ``step``; who they are.
@@ -57,7 +65,8 @@ class Seats:
         """
         self.write(step, vector)
         self.put(self.crowd.rank, step % 2, step + 1)
-        members = self._all(step)
+        with self.stats.part("wait"):
+            members = self._all(step)
         self.average(step, members, out)
         return members
 
@@ -76,19 +85,23 @@ class Seats:
 
     # The parts -------------------------------------------------------------------------------------------
 
-    def write(self, step: int, vector: F32) -> None:
-        self._seats[self.crowd.rank].write(vector, offset=step % 2 * self._count, threads=self._threads)
+    def write(self, step: int, vector: npt.NDArray[Any]) -> None:
+        with self.stats.part("wwi", sent=vector.nbytes):
+            self._seats[self.crowd.rank].write(vector, offset=step % 2 * self._count, threads=self._threads)
 
     def average(self, step: int, members: list[int], out: F32) -> None:
         """The mean of the members' seats of ``step``, summed in the order of their ranks."""
-        offset = step % 2 * self._count
-        for place, rank in enumerate(members):
-            if rank not in self._seats:
-                self._seats[rank] = self._seat(rank)
-            self._seats[rank].read(self._other if place else out, offset=offset, threads=self._threads)
-            if place:
-                out += self._other
-        out /= np.float32(len(members))
+        with self.stats.part("rgw", received=len(members) * out.nbytes):
+            for place, rank in enumerate(members):
+                self._read(rank, step, self._other if place else out)
+                if place:
+                    out += self._other
+            out /= np.float32(len(members))
+
+    def _read(self, rank: int, step: int, out: F32) -> None:
+        if rank not in self._seats:
+            self._seats[rank] = self._seat(rank)
+        self._seats[rank].read(out, offset=step % 2 * self._count, threads=self._threads)
 
     def table(self) -> I64:
         """(world + 1, COLUMNS) int64; the last row is the job's own."""
@@ -108,3 +121,23 @@ class Seats:
         """Until the table has changed since ``version``; LOOK seconds at most: the dead change nothing."""
         with suppress(WaitTimeout):
             self._table.wait(version + 1, LOOK)
+
+
+class ByteSeats(Seats):
+    """Seats for vectors in fewer bytes: ``count`` is the most of one, and ``narrow`` says what they mean."""
+
+    DTYPE = "uint8"
+    narrow: Narrow
+
+    def average(self, step: int, members: list[int], out: F32) -> None:
+        other, data = np.empty_like(out), np.empty(self.narrow.nbytes, np.uint8)
+        others = len(members) - (self.crowd.rank in members)  # its own it has already
+        with self.stats.part("rgw", received=others * data.nbytes):
+            out[:] = 0
+            for rank in members:
+                if rank not in self._seats:
+                    self._seats[rank] = self._seat(rank)
+                self._seats[rank].read(data, offset=step % 2 * self._count, threads=self._threads)
+                self.narrow.decode(data, other)
+                out += other
+            out /= np.float32(len(members))

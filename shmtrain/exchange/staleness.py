@@ -17,7 +17,6 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from shmtrain.group import Column, State
 from shmtrain.method import parse_staleness
 
 if TYPE_CHECKING:
@@ -59,6 +58,5 @@ class Staleness:
 
     def _too_slow(self, crowd: Crowd) -> list[int]:
         rows = crowd.rows
-        least = rows.done(crowd.rank) - self.number
-        working = [r for r in range(crowd.world) if State.READY <= rows.state(r) < State.FINISHED]
-        return [r for r in working if int(rows.table[r, Column.DONE]) < least]
+        least = rows.done(crowd.rank) + rows.credit(crowd.rank) - self.number
+        return [r for r in rows.working if rows.done(r) + rows.credit(r) < least]

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shmtrain.exchange.backups import FirstComers
+from shmtrain.exchange.backups import ALL, FirstComers
 from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Hooks, Meeting
 from shmtrain.exchange.replica import Replica, joined_vector, pack, unpack
 from shmtrain.exchange.seats import Seats
@@ -36,12 +36,15 @@ class Sync(Hooks):
         self.stats = ExchangeStats()
         self._meeting, self._vectors = meeting, meeting.vectors
         self._mean = joined_vector(self._vectors)
-        self._seats = Seats(meeting.crowd, "gradient", self._mean.size, meeting.threads)
+        self._seats = Seats(meeting.crowd, "gradient", self._mean.size, meeting.threads, self.stats)
         self._replica = Replica(self._vectors)
         backups = meeting.method.backup_workers
-        need = meeting.crowd.world - backups
-        self._first = FirstComers(self._seats, self._replica, need) if backups else None
+        crowd = meeting.crowd
+        need = (crowd.workers or crowd.world) - backups if backups else ALL
+        self._first = FirstComers(self._seats, self._replica, need) if backups or crowd.elastic else None
         self._members: list[int] | None = None
+        if self._first is not None and crowd.joining:
+            self._first.join()
 
     @property
     def upcoming(self) -> int | None:
@@ -71,7 +74,8 @@ class Sync(Hooks):
         self._replica.step += 1
         self._replica.done += len(self._members)
         if self._members[0] == self._meeting.crowd.rank:
-            self._meeting.center.write(self._meeting.local, threads=self._meeting.threads)
+            with self.stats.standing(), self.stats.part("ugw", sent=self._meeting.local.nbytes):
+                self._meeting.center.write(self._meeting.local, threads=self._meeting.threads)
 
     def center(self, out: F32) -> None:
         np.copyto(out, self._meeting.local)

@@ -46,7 +46,7 @@ def _fastest(rows: Rows, share: int) -> bool:
 
 
 def _mean(rows: Rows, share: int) -> bool:
-    return int(rows.table[:, Column.DONE].sum()) >= share * len(rows.table)
+    return int(rows.table[:, Column.DONE].sum()) >= share * rows.began
 
 
 RULES: dict[str, Ended] = {"master": _master, "fastest": _fastest, "mean": _mean}
@@ -68,8 +68,12 @@ class RankCounting:
     def __init__(self, place: Place) -> None:
         self._progress, self._rank = place.progress, place.rank
         self._start, self._max_iter = place.start, place.max_iter
-        self._workers = len(self._progress.rows().table)
-        self._claimed = self._done = 0
+        rows = self._progress.rows()
+        self._workers = rows.began
+        self._claimed = self._done = rows.done(
+            place.rank
+        )  # what one before has done in this row stays counted
+        self._leaving = False
         self._training = False
 
     def _claim(self, count: int) -> None:
@@ -81,6 +85,10 @@ class RankCounting:
         if not self._training:
             self._training = True
             self._progress.put(self._rank, Column.STATE, State.TRAINING)
+
+    def leave(self) -> None:
+        """Claim nothing more; what is claimed already is still this worker's to compute."""
+        self._leaving = True
 
     def complete(self) -> int:
         """Count this worker's iteration; return how many the job has now."""
@@ -115,6 +123,8 @@ class SharedCounting(RankCounting):
         return self._next - 1
 
     def _take(self) -> bool:
+        if self._leaving:
+            return False
         first = self._start - self._begun + self._tickets.add(self._quota)
         end = min(first + self._quota, self._max_iter)
         if first >= end:
@@ -138,7 +148,7 @@ class RuleCounting(RankCounting):
     def claim(self) -> int | None:
         self._train()
         rows = self._progress.rows()
-        if self._ended(rows, self._share):
+        if self._leaving or self._ended(rows, self._share):
             return None
         self._claim(1)
         return min(self._start + rows.total, self._max_iter - 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -102,6 +103,20 @@ class Job:
     def bury(self, rank: int) -> None:
         self.progress.put(rank, Column.STATE, State.DEAD)
 
+    def open_late(self, address: str, recipe: Recipe, rank: int) -> Worker:
+        """One that joins the others at row ``rank``, in a thread of its own."""
+        pool = ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}")
+        worker = pool.submit(open_worker, address, recipe, rank, len(self.workers), True).result(30)
+        worker.pool = pool
+        return worker
+
+    def wait_until_training(self, rank: int) -> None:
+        """The others know from then on that it takes part."""
+        deadline = time.monotonic() + 10
+        while self.progress.rows().state(rank) is not State.TRAINING:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -121,24 +136,34 @@ class Recipe:
     way: str = "fused"
 
 
-def open_job(address: str, recipe: Recipe) -> Job:
-    """All workers of a job, opened at once: some algorithms wait for one another in that."""
+def open_job(address: str, recipe: Recipe, absent: frozenset[int] | set[int] = frozenset()) -> Job:
+    """All workers of a job but ``absent``, opened at once: some algorithms wait for one another in that."""
     box = smb.connect(address)
     progress = Progress.create(box, JOB, recipe.world)
     box.create(f"{JOB}/center", count=recipe.n, initial=start(n=recipe.n), lifetime="attached")
     job = Job(box, progress)
-    pools = [ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}") for rank in range(recipe.world)]
-    opening = [pool.submit(open_worker, address, recipe, rank) for rank, pool in enumerate(pools)]
+    for rank in absent:
+        progress.put(rank, Column.STATE, State.FREE)
+    ranks = [rank for rank in range(recipe.world) if rank not in absent]
+    pools = [ThreadPoolExecutor(1, thread_name_prefix=f"worker-{rank}") for rank in ranks]
+    for rank in ranks:
+        progress.put(rank, Column.STATE, State.TRAINING)
+    began = len(ranks)
+    opening = [
+        pool.submit(open_worker, address, recipe, rank, began)
+        for rank, pool in zip(ranks, pools, strict=True)
+    ]
     job.workers = [future.result(30) for future in opening]
     for worker, pool in zip(job.workers, pools, strict=True):
         worker.pool = pool
     return job
 
 
-def open_worker(address: str, recipe: Recipe, rank: int) -> Worker:
+def open_worker(address: str, recipe: Recipe, rank: int, began: int, joining: bool = False) -> Worker:
     box = smb.connect(address, name=f"worker {rank}")
-    progress = Progress.attach(box, JOB, recipe.world)
-    progress.put(rank, Column.STATE, State.TRAINING)
+    progress = Progress.attach(box, JOB)
+    if joining:
+        assert progress.take_row(0) == rank
     trained = recipe.n if recipe.trained is None else recipe.trained
     vectors = Vectors(
         weights=start(n=recipe.n),
@@ -162,7 +187,7 @@ def open_worker(address: str, recipe: Recipe, rank: int) -> Worker:
         tau=METHODS[recipe.algorithm].tau if recipe.tau is None else recipe.tau,
         way=recipe.way,
         method=recipe.method,
-        crowd=Crowd(box, JOB, rank, recipe.world, progress, recipe.method.wait_limit),
+        crowd=Crowd(box, JOB, rank, recipe.world, progress, recipe.method.wait_limit, began, joining),
         threads=1,
         iterations=recipe.iterations,
         base_rate=recipe.rate,

@@ -86,7 +86,7 @@ def run_at_speeds(
         for rank, counting in enumerate(workers):
             for _ in range(speeds[rank]):
                 if rank == dead and turn == 1:
-                    Progress.attach(box, "job", len(speeds)).bury(rank)
+                    Progress.attach(box, "job").bury(rank)
                     ended[rank] = True
                 if ended[rank] or counting.claim() is None:
                     ended[rank] = True

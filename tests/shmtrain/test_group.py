@@ -23,7 +23,7 @@ def warnings() -> list[str]:
 def members(box: smb.Box, address: str, warnings: list[str]) -> Iterator[list[Member]]:
     Progress.create(box, "job", WORLD)
     with smb.connect(address) as other:
-        progress = Progress.attach(other, "job", WORLD)
+        progress = Progress.attach(other, "job")
         yield [Member(progress, rank, WORLD, "job", warnings.append) for rank in range(WORLD)]
 
 
