@@ -82,7 +82,7 @@ class Built:
     blobs       learned or accumulated values, in Caffe's order and layout. Each is registered in
                 ``module`` and looked up there at every forward: the net exchanges the parameter object
                 for a shared one, and its storage for a part of the trainer's vector
-    loss        top 0 has loss_weight 1 unless the file says otherwise
+    loss        set from the type's registration: top 0 has loss_weight 1 unless the file says otherwise
     statistics  the blobs are accumulators (BatchNorm): never trained, lr_mult is 0
     labels      bottoms that never get a gradient
     source      a data layer: forward() without bottoms gives the next batch; the module has close()
@@ -119,13 +119,18 @@ class Learnable:
 
 Builder = Callable[[LayerSpec, list[Shape]], Built]
 _BUILDERS: dict[str, Builder] = {}
+_LOSSES: set[str] = set()
 
 
-def layer(*types: str) -> Callable[[Builder], Builder]:
-    """Register the function below as the builder of these layer types; a second one of a type replaces it."""
+def layer(*types: str, loss: bool = False) -> Callable[[Builder], Builder]:
+    """Register the function below as the builder of these layer types; a second one of a type replaces it.
+
+    loss  top 0 has loss_weight 1 unless the file says otherwise, and tops may be left out
+    """
 
     def register(builder: Builder) -> Builder:
         _BUILDERS.update(dict.fromkeys(types, builder))
+        (_LOSSES.update if loss else _LOSSES.difference_update)(types)
         return builder
 
     return register
@@ -136,6 +141,12 @@ def layer_types() -> list[str]:
     import prototxt.layers  # noqa: F401  (the import registers them)
 
     return sorted(_BUILDERS)
+
+
+def is_loss(kind: str) -> bool:
+    """Whether layers of this type weigh 1 in the net's loss by themselves."""
+    layer_types()
+    return kind in _LOSSES
 
 
 def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
@@ -149,7 +160,9 @@ def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
         raise spec.error(f"unknown layer type {spec.type!r} ({hint})")
     try:
-        return builder(spec, bottoms)
+        built = builder(spec, bottoms)
+        built.loss = spec.type in _LOSSES
+        return built
     except PrototxtError:
         raise
     except (

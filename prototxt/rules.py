@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from prototxt.errors import NetError
+from prototxt.registry import is_loss
 from prototxt.text import NetSource
 
 
@@ -59,8 +60,9 @@ def meets(state: Any, rule: Any) -> bool:
 def insert_splits(entries: list[Entry]) -> list[Entry]:
     """Put a Split layer behind each top that is used more than once, named as Caffe names them.
 
-    A top with an explicit loss weight counts as one use more; the weight moves to the split's first top.
-    Messages are changed in place.
+    A top with a loss weight counts as one use more; the weight moves to the split's first top. The original
+    counts weights in the file alone: a loss without one that another layer uses gets that layer's gradient in
+    place of its own there. Messages are changed in place.
     """
     users, weights = _count_users(entries)
     names = [entry.message.name for entry in entries]
@@ -82,7 +84,7 @@ def insert_splits(entries: list[Entry]) -> list[Entry]:
             if users[top] > 1:
                 split = _split(layer, blob, position, users[top], weights.get(top, 0.0))
                 if weights.get(top):
-                    layer.loss_weight[position] = 0.0
+                    _clear_weight(layer, position)
                     taken[top] += 1
                 result.append(Entry(split, entry.line))
     return result
@@ -97,10 +99,17 @@ def _count_users(entries: list[Entry]) -> tuple[Counter[tuple[int, int]], dict[t
         layer = entry.message
         users.update(producers[bottom] for bottom in layer.bottom if bottom in producers)
         producers.update((blob, (index, position)) for position, blob in enumerate(layer.top))
-        for blob, weight in zip(layer.top, layer.loss_weight, strict=False):
+        implied = [1.0] if is_loss(layer.type) else []
+        for blob, weight in zip(layer.top, layer.loss_weight or implied, strict=False):
             weights[producers[blob]] = weight
             users[producers[blob]] += bool(weight)
     return users, weights
+
+
+def _clear_weight(layer: Any, position: int) -> None:
+    if not layer.loss_weight:  # an implied one: once any is given, all are
+        layer.loss_weight.extend([0.0] * len(layer.top))
+    layer.loss_weight[position] = 0.0
 
 
 def _split(layer: Any, blob: str, position: int, count: int, weight: float) -> Any:

@@ -83,7 +83,7 @@ def net_message(net: Net, diff: bool) -> Any:
         layer.ParseFromString(node.spec.message.SerializeToString())
         layer.ClearField("blobs")
         if node.built.loss and not layer.loss_weight:
-            layer.loss_weight.append(1.0)  # the original writes a loss's default weight out
+            layer.loss_weight.extend(node.loss_weights)  # the original writes a loss's default weight out
         for param in node.blobs:
             source = ParamBlob(param)
             fill_blob(layer.blobs.add(), source.data, source.diff if diff else None)

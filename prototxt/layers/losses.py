@@ -17,7 +17,7 @@ LEAST = 1e-20  # probabilities below are taken as this one
 
 
 def _loss(function: Function, *labels: int) -> Built:
-    return Built(Apply(function), [()], loss=True, labels=frozenset(labels))
+    return Built(Apply(function), [()], labels=frozenset(labels))
 
 
 def _same_batch(spec: LayerSpec, bottoms: list[Shape]) -> None:
@@ -43,7 +43,7 @@ def _with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     return value.detach() + (carrier - carrier.detach())
 
 
-@layer("EuclideanLoss")
+@layer("EuclideanLoss", loss=True)
 def euclidean_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """sum of (a - b)^2 / (2 N); the gradient goes to both bottoms."""
     expect(spec, 2, 1, automatic=True)
@@ -55,7 +55,7 @@ def euclidean_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     return _loss(run)
 
 
-@layer("SigmoidCrossEntropyLoss")
+@layer("SigmoidCrossEntropyLoss", loss=True)
 def sigmoid_cross_entropy_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """sum of -t log s(x) - (1 - t) log(1 - s(x)); targets t may be any numbers. Divided by N by default."""
     expect(spec, 2, 1, automatic=True)
@@ -75,7 +75,7 @@ def sigmoid_cross_entropy_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     return _loss(run, 1)
 
 
-@layer("HingeLoss")
+@layer("HingeLoss", loss=True)
 def hinge_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """sum of max(0, 1 - x) at the label and max(0, 1 + x) elsewhere, or of their squares (L2), over N."""
     expect(spec, 2, 1, automatic=True)
@@ -94,7 +94,7 @@ def hinge_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     return _loss(run, 1)
 
 
-@layer("MultinomialLogisticLoss")
+@layer("MultinomialLogisticLoss", loss=True)
 def multinomial_logistic_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """-log(max(p of the label, 1e-20)) / N of given probabilities; the gradient is -1 / max(p, 1e-20)."""
     expect(spec, 2, 1, automatic=True)
@@ -110,7 +110,7 @@ def multinomial_logistic_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     return _loss(run, 1)
 
 
-@layer("ContrastiveLoss")
+@layer("ContrastiveLoss", loss=True)
 def contrastive_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """(s d^2 + (1 - s) max(margin - d, 0)^2) / (2 N), d the distance of a and b, s whether they are alike.
 
@@ -141,7 +141,7 @@ def contrastive_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     return _loss(run, 2)
 
 
-@layer("InfogainLoss")
+@layer("InfogainLoss", loss=True)
 def infogain_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """-sum over classes of H[label, class] log(max(p, 1e-20)), p = softmax(x).
 
@@ -174,7 +174,7 @@ def infogain_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         return (loss, torch.softmax(x.detach(), labels.axis)) if probabilities else loss
 
     tops: list[Shape] = [(), bottoms[0]] if probabilities else [()]
-    return Built(Apply(run), tops, loss=True, labels=frozenset({1, 2}))
+    return Built(Apply(run), tops, labels=frozenset({1, 2}))
 
 
 def _matrix_from_file(spec: LayerSpec, classes: int) -> Tensor:

@@ -105,7 +105,7 @@ class SoftmaxWithLoss(nn.Module):
         )
 
 
-@layer("SoftmaxWithLoss")
+@layer("SoftmaxWithLoss", loss=True)
 def softmax_with_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """The multinomial logistic loss of softmax(x), at most 87.3365 a label.
 
@@ -117,7 +117,7 @@ def softmax_with_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     probabilities = len(spec.top) == 2
     module = SoftmaxWithLoss(labels, normalisation(spec.loss_param, spec.loss_param.VALID), probabilities)
     tops: list[Shape] = [(), bottoms[0]] if probabilities else [()]
-    return Built(module, tops, loss=True, labels=frozenset({1}))
+    return Built(module, tops, labels=frozenset({1}))
 
 
 class Accuracy(nn.Module):

@@ -7,6 +7,7 @@ import logging
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -166,6 +167,30 @@ def test_an_explicit_loss_weight_counts_as_a_use_and_moves_to_the_split() -> Non
     assert built.outputs == ["sum_sum_0_split_0", "y"]
     built.blobs["data"].data[...] = 1
     assert float(built.run().loss) == 15
+
+
+@pytest.mark.parametrize("tops", ["loss", "loss prob"])
+@pytest.mark.parametrize("use", ["", "loss_weight: 2"], ids=["unweighted use", "weighted use"])
+def test_a_loss_of_implied_weight_keeps_its_gradient_when_another_layer_uses_it(tops: str, use: str) -> None:
+    loss = layer("loss", "SoftmaxWithLoss", "ip label", tops)
+    text = DATA + product("ip", "data", "ip", 4) + loss + layer("s", "Power", "loss", "s", use)
+    built, plain = net(text, seed=1), net(LENET, seed=1)
+    assert built.top_names["loss_loss_0_split"] == ["loss_loss_0_split_0", "loss_loss_0_split_1"]
+    assert built.layer_dict["loss_loss_0_split"].loss_weights == [1.0, 0.0]
+    for each in (built, plain):
+        each.blobs["data"].data[...] = np.arange(each.blobs["data"].count).reshape(each.blobs["data"].shape)
+    factor, last = (3 if use else 1), len(built.layers) - 1
+    whole, wanted = built.run().loss, plain.run().loss
+    assert float(whole.detach()) == pytest.approx(factor * float(wanted.detach()))
+    for seed in (whole, wanted):
+        seed.backward()  # type: ignore[no-untyped-call]
+    want = factor * plain.params["ip"][0].diff
+    np.testing.assert_allclose(built.params["ip"][0].diff, want, rtol=1e-5)
+    for _ in range(2):  # the second pass sees what the first one left in the diffs
+        built.clear_param_diffs()
+        assert built.forward_range(0, last) == pytest.approx(factor * float(wanted.detach()))
+        built.backward_range(last, 0)
+        np.testing.assert_allclose(built.params["ip"][0].diff, want, rtol=1e-5)
 
 
 def test_a_loss_that_is_used_further_counts_once() -> None:

@@ -15,7 +15,7 @@ from tests.prototxt.layers.single import Array
 from tests.prototxt.layers.test_gradients import CASES, bottoms_of
 
 # Their tops are random, or as many as the data decides: the two runs would need one state.
-ALONE = {"Dropout"}
+ALONE = {"Dropout", "Pooling stochastic"}
 # Bottoms that cannot be made by a layer with weights.
 FIXED = {
     "BatchReindex": {1},
@@ -48,8 +48,7 @@ def net_of(name: str) -> tuple[Any, list[str]]:
     scalar = kind.endswith("Loss")  # Reduction wants an axis
     used = " ".join(f'bottom: "{b}"' for b in bottoms)
     made = " ".join(f'top: "y{i}"' for i in range(tops))
-    own = "loss_weight: 1" if scalar else ""  # said aloud: a second use of a loss is then split off
-    lines.append(f'layer {{ name: "it" type: "{kind}" {used} {made} {fields} {own} }}')
+    lines.append(f'layer {{ name: "it" type: "{kind}" {used} {made} {fields} }}')
     square = "power_param { power: 2 }" if scalar else "reduction_param { operation: SUMSQ }"
     for i in range(tops):
         lines.append(
