@@ -3,7 +3,7 @@
 The windows are counted upwards (CEIL, the default), so the last may reach past the image. With padding, a
 last window that would begin behind the image is dropped. Without, it is kept, and with a stride above the
 kernel it may lie wholly outside: MAX gives -FLT_MAX there and no gradient, AVE gives 0 (the original's AVE:
-0/0 where such a window begins exactly at the border).
+0/0 where such a window begins exactly at the border), STOCHASTIC 0.
 """
 
 from __future__ import annotations
@@ -160,13 +160,54 @@ class AvePooling(Pooling):
         return total * self.share.to(x)
 
 
+class StochasticPooling(Pooling):
+    """Training: one value of each window, drawn with a probability in proportion to it; values are 0 or more.
+
+    Testing: what that gives on average, sum of x^2 / sum of x; 0 where the sum is not above 0.
+    Source: Zeiler and Fergus 2013.
+    """
+
+    def __init__(self, pool: Pool | None, generator: torch.Generator | None) -> None:
+        super().__init__(pool)
+        self.generator = generator  # None: testing
+
+    def forward(self, x: Tensor) -> Tensor:
+        pool = self.prepare(x)
+        values = self.windows(x, pool)
+        total = values.sum(-1)
+        if self.generator is None:
+            above = total > 0
+            share = values.square().sum(-1) / torch.where(above, total, 1.0)
+            return torch.where(above, share, 0.0)
+        return values.gather(-1, self.drawn(values.detach(), total.detach()).unsqueeze(-1)).squeeze(-1)
+
+    def windows(self, x: Tensor, pool: Pool) -> Tensor:
+        """(N, C, h, w, window); zeros where a window reaches past the image: they are never drawn."""
+        (ends, size), (high, wide) = (self.plan.windows, self.size), pool.stride
+        after = [max(0, (ends[i] - 1) * pool.stride[i] + pool.kernel[i] - size[i]) for i in (0, 1)]
+        x = functional.pad(x, (0, after[1], 0, after[0]))
+        laid = x.unfold(2, pool.kernel[0], high).unfold(3, pool.kernel[1], wide)
+        return laid[:, :, : ends[0], : ends[1]].flatten(4)
+
+    def drawn(self, values: Tensor, total: Tensor) -> Tensor:
+        """The first place in each window where the running sum reaches a random share of the whole."""
+        own = self.generator
+        assert own is not None
+        where = values.device if own.device == values.device else own.device
+        share = torch.rand(total.shape, generator=own, device=where, dtype=values.dtype).to(values.device)
+        reached = values.cumsum(-1) >= (share * total).unsqueeze(-1)
+        return reached.to(torch.uint8).argmax(-1)
+
+
 def make_pooling(spec: LayerSpec, method: int, pool: Pool | None, mask: bool = False) -> Pooling:
     """``method`` by PoolMethod's numbers, the same in PoolingParameter and SPPParameter."""
     if method == 0:
         return MaxPooling(pool, mask)
     if method == 1:
         return AvePooling(pool)
-    raise spec.error("STOCHASTIC pooling is not supported (the original has it on GPUs alone)")
+    if pool is not None and any(pool.pad):
+        raise spec.error(f"STOCHASTIC pooling takes no padding, here it is {shape_text(pool.pad)}")
+    return StochasticPooling(pool, None if spec.phase == "TEST" else spec.context.generator)
 
 
 def _pair(spec: LayerSpec, name: str, default: int | None) -> Pair:
@@ -204,7 +245,7 @@ def _windows(spec: LayerSpec) -> Pool | None:
 
 @layer("Pooling")
 def pooling(spec: LayerSpec, bottoms: list[Shape]) -> Built:
-    """The greatest or the mean value of each window.
+    """The greatest value of each window, the mean, or one drawn in proportion to the values.
 
     bottom (N, C, H, W); top (N, C, h, w); a second top, for MAX alone, holds the places of the greatest
     """

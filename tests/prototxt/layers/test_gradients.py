@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from prototxt.layers.activations import Dropout
+from prototxt.layers.pooling import StochasticPooling
 from prototxt.layers.recurrent import Recurrent
 from prototxt.registry import Built, Shape, layer_types
 from tests.prototxt.layers.single import build
@@ -86,6 +87,7 @@ CASES: dict[str, tuple[str, list[Shape], int]] = {
     "Pooling": ("pooling_param { kernel_size: 3 stride: 2 pad: 2 }", [(1, 2, 4, 4)], 1),
     "Pooling average": ("pooling_param { pool: AVE kernel_size: 3 stride: 2 pad: 2 }", [(1, 2, 4, 4)], 1),
     "Pooling global": ("pooling_param { pool: AVE global_pooling: true }", [(1, 2, 3, 4)], 1),
+    "Pooling stochastic": ("pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 3 }", [(1, 2, 5, 6)], 1),
     "Power": ("power_param { power: 3 scale: 2 shift: 1 }", [(2, 3)], 1),
     "RNN": ("recurrent_param { num_output: 2 }", [(3, 2, 2), (3, 2)], 1),
     "ReLU": ("relu_param { negative_slope: 0.2 }", [(3, 4)], 1),
@@ -136,7 +138,8 @@ def repeatable(built: Built) -> Callable[..., tuple[Tensor, ...]]:
     count = len(names)
 
     def function(*values: Tensor) -> tuple[Tensor, ...]:
-        if isinstance(built.module, Dropout):
+        if isinstance(built.module, (Dropout, StochasticPooling)):
+            assert built.module.generator is not None
             built.module.generator.manual_seed(1)
         if isinstance(built.module, Recurrent):
             built.module.state = ()

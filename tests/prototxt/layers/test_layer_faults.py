@@ -129,10 +129,10 @@ FAULTS: list[tuple[str, list[Shape], int, str]] = [
     ('type: "Pooling" pooling_param { kernel_size: 9 }', [IMAGE], 1, "kernel 9 x 9 does not fit into 7 x 5"),
     ('type: "Pooling" pooling_param { kernel_size: 2 pool: AVE }', [IMAGE], 2, "Pooling takes 1 top, not 2"),
     (
-        'type: "Pooling" pooling_param { kernel_size: 2 pool: STOCHASTIC }',
+        'type: "Pooling" pooling_param { kernel_size: 2 pad: 1 pool: STOCHASTIC }',
         [IMAGE],
         1,
-        "STOCHASTIC pooling is not supported",
+        "STOCHASTIC pooling takes no padding, here it is 1 x 1",
     ),
     ('type: "SPP"', [IMAGE], 1, "pyramid_height must be set"),
     (

@@ -174,6 +174,59 @@ def test_max_passes_nan_on() -> None:
     assert np.isnan(run(built, np.array([[[[1.0, np.nan], [0, 0]]]]))[0]).all()
 
 
+STOCHASTIC = 'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }'
+
+
+def test_stochastic_pooling_draws_in_proportion_to_the_values() -> None:
+    x = np.tile(np.array([[1, 2], [0, 5]], np.float32), (4000, 1, 1, 1))
+    drawn = run(build(STOCHASTIC, x.shape), x)[0].flatten()
+    for value in (0, 1, 2, 5):
+        assert (drawn == value).mean() == pytest.approx(value / 8, abs=0.03)
+
+
+def test_the_gradient_of_stochastic_pooling_goes_to_the_drawn_value() -> None:
+    x = np.abs(noise(2, 3, 5, 5)) + 0.1
+    built = build(STOCHASTIC, x.shape)
+    inputs = torch.tensor(x, requires_grad=True)
+    top = built.module(inputs)
+    top.backward(torch.arange(1.0, top.numel() + 1).reshape(top.shape))
+    assert inputs.grad is not None
+    for n, c, h, w in np.ndindex(*top.shape):
+        window = x[n, c, 2 * h : 2 * h + 2, 2 * w : 2 * w + 2]
+        given = inputs.grad.numpy()[n, c, 2 * h : 2 * h + 2, 2 * w : 2 * w + 2]
+        assert (given != 0).sum() == 1
+        assert window[given != 0] == top.detach().numpy()[n, c, h, w]
+
+
+def test_stochastic_pooling_is_its_own_average_in_the_test_phase() -> None:
+    x = np.abs(noise(2, 3, 5, 4))
+    x[0, 0, :2, :2] = 0
+    built = build(STOCHASTIC, x.shape, phase="TEST")
+    got = run(built, x)[0]
+    for n, c, h, w in np.ndindex(*got.shape):
+        window = x[n, c, 2 * h : 2 * h + 2, 2 * w : 2 * w + 2]
+        want = (window**2).sum() / window.sum() if window.any() else 0
+        assert got[n, c, h, w] == pytest.approx(want, rel=1e-5)
+    inputs = torch.tensor(x + 0.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(built.module, inputs)
+
+
+def test_equal_seeds_draw_equal_values() -> None:
+    x = np.abs(noise(2, 3, 6, 6))
+    first, second = (run(build(STOCHASTIC, x.shape), x)[0] for _ in range(2))
+    np.testing.assert_array_equal(first, second)
+
+
+def test_stochastic_windows_outside_the_image_give_zero() -> None:
+    text = 'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 1 stride: 2 }'
+    for phase in ("TRAIN", "TEST"):
+        got = run(build(text, (1, 1, 6, 6), phase=phase), np.ones((1, 1, 6, 6)))[0]
+        assert got.shape == (1, 1, 4, 4)
+        assert (got[..., :3, :3] == 1).all()
+        assert (got[..., 3, :] == 0).all()
+        assert (got[..., :, 3] == 0).all()
+
+
 def test_spp_is_its_levels_side_by_side() -> None:
     x = noise(2, 3, 7, 9)
     (got,) = run(build('type: "SPP" spp_param { pyramid_height: 3 pool: AVE }', x.shape), x)
