@@ -18,57 +18,25 @@ import json
 import os
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from exchange_local import MIB, Exchanges, Small, Workers, memset, open_box, prefault
 
-ROOT = Path(__file__).resolve().parent.parent
-MPI_LIMIT = 300.0  # seconds of one mpiexec
+from shmtrain.bench.mpi import Mpi
+
 Samples = dict[tuple[object, ...], list[float]]
 
 
-class Mpi:
-    """One MPI library: how its ranks are started."""
-
-    def __init__(self, name: str, python: str, mpiexec: str) -> None:
-        self.name, self.python, self.mpiexec = name, python, mpiexec
-
-    def command(self, ranks: int) -> list[str]:
-        crowded = ranks > (os.cpu_count() or 1)
-        if self.name == "mpich":
-            return [self.mpiexec, *(() if crowded else ("-bind-to", "core")), "-n", str(ranks)]
-        bind = ["--bind-to", "none" if crowded else "core"]
-        patient = ["--mca", "mpi_yield_when_idle", "1"] if crowded else []
-        return [self.mpiexec, "--allow-run-as-root", "--oversubscribe", *bind, *patient, "-n", str(ranks)]
-
-    def run(self, samples: Samples, ranks: int, ops: str, mib: str) -> None:
-        """One start of the ranks; their lines go into samples."""
-        words = ["--ops", ops, "--mib", mib]
-        for got in self.launch(ranks, words):
-            key = (self.name, got["op"], got["variant"], got["mib"], got["workers"])
-            samples[key] += got["seconds"]
-
-    def launch(self, ranks: int, words: list[str], **more: str) -> list[dict[str, Any]]:
-        """What the ranks of exchange_mpi.py print; ``more`` is added to their environment."""
-        script = [self.python, str(ROOT / "benchmarks" / "exchange_mpi.py"), *words]
-        done = subprocess.run(
-            [*self.command(ranks), *script],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **more},
-            capture_output=True,
-            text=True,
-            timeout=MPI_LIMIT,
-            check=False,
-        )
-        if done.returncode:
-            raise SystemExit(f"{self.name} failed: {done.stderr[-2000:] or done.stdout[-2000:]}")
-        return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def run(mpi: Mpi, samples: Samples, ranks: int, ops: str, mib: str) -> None:
+    """One start of the ranks; their lines go into samples."""
+    for got in mpi.lines(ranks, ["--ops", ops, "--mib", mib]):
+        key = (mpi.name, got["op"], got["variant"], got["mib"], got["workers"])
+        samples[key] += got["seconds"]
 
 
 def measures(
@@ -108,9 +76,9 @@ def collect(given: argparse.Namespace, sizes: list[int], mpis: list[Mpi]) -> Sam
         taken = measures(samples, sizes, exchanges, small, workers)
         for mpi in mpis:
             ops = "server,rma,allreduce,window"
-            taken.append(partial(mpi.run, samples, 2, ops, ",".join(map(str, sizes))))
+            taken.append(partial(run, mpi, samples, 2, ops, ",".join(map(str, sizes))))
             if mpi.name == "mpich":
-                taken.append(partial(mpi.run, samples, 5, "server", "64"))
+                taken.append(partial(run, mpi, samples, 5, "server", "64"))
         for one in [*exchanges.values()] * 2:
             for threads in (1, 2):  # warm the memory, the helpers and the caches
                 one.shm(threads), one.kernel(threads)

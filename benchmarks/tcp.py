@@ -27,8 +27,10 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from exchange import Mpi, Table
+from exchange import Table
 from tcp_hosts import LINK, Host, link, loopback
+
+from shmtrain.bench.mpi import Mpi
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 300.0  # seconds of one measure
@@ -45,7 +47,7 @@ class TcpMpi(Mpi):
         super().__init__(name, python, mpiexec)
         self.hosts, self.agent = hosts, agent
 
-    def command(self, ranks: int) -> list[str]:
+    def command(self, ranks: int, bind: bool = True) -> list[str]:
         apart = len(self.hosts) > 1
         places = ",".join(host.address for host in self.hosts)
         if self.name == "mpich":
@@ -73,7 +75,7 @@ class TcpMpi(Mpi):
     def measure(self, samples: Samples, mib: int, repeat: int) -> None:
         """One start of the ranks; the seconds of each variant of the exchange go into samples."""
         words = ["--ops", "server", "--mib", str(mib), "--repeat", str(repeat)]
-        for got in self.launch(2, words, **self.environment()):
+        for got in self.lines(2, words, **self.environment()):
             samples[f"{self.name} {got['variant']}"] += got["seconds"]
 
 

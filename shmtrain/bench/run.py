@@ -1,0 +1,168 @@
+"""One interleaved run: every round takes every measure, in an order drawn by chance."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import smb
+from shmtrain.bench.computing import Busy
+from shmtrain.bench.contest import BOX, COMPUTE, GLOO, Measure, hold, measures, placed
+from shmtrain.bench.errors import BenchError
+from shmtrain.bench.groups import Group, Hall, hall
+from shmtrain.bench.job import MIB, NOTHING, WHOLE
+from shmtrain.bench.mpi import Mpi
+from smb.memory import show
+
+CLOSE = 1.2  # a variant this much slower than the best of its kind is measured in the first round only
+CHECKED = 70_001  # elements of the vector on which each way is checked
+Samples = dict[Measure, list[float]]  # seconds of a step
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is compared.
+
+    sizes    MiB of a vector
+    compute  seconds of a step's computing in the overlapped parts
+    """
+
+    sizes: tuple[float, ...]
+    workers: tuple[int, ...]
+    parts: tuple[str, ...]
+    mpis: tuple[Mpi, ...]
+    gloo: bool
+    rounds: int
+    repeat: int
+    compute: float
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measure's medians: milliseconds.
+
+    step         wall time of a step in which each worker exchanges once, computing included
+    uncovered    what the exchange added to a step: step less what the computing alone took
+    spread       half the distance of the quickest and the slowest sample
+    """
+
+    mib: float
+    workers: int
+    library: str
+    op: str
+    variant: str
+    overlap: str
+    computing: str
+    step: float
+    uncovered: float
+    spread: float
+    samples: int
+
+
+def compare(setting: Setting) -> Iterator[list[Row]]:
+    """The rows of each size and number of workers as they are done."""
+    rate = Busy().rate()
+    for workers in setting.workers:
+        _room(setting, workers)
+        with contextlib.ExitStack() as stack:
+            groups = _start(stack, setting, workers)
+            _check(setting, groups, workers)
+            for mib in setting.sizes:
+                yield _of_size(setting, groups, workers, mib, rate)
+
+
+def _room(setting: Setting, workers: int) -> None:
+    """Refuse what this machine has no memory for."""
+    vectors = workers * 5 + (len(setting.mpis) * (5 * workers + 4)) + setting.gloo * 2 * workers
+    need = int(vectors * max(setting.sizes) * MIB + workers * (80 + 300 * setting.gloo) * MIB)
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
+        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
+    if need > free:
+        raise BenchError(
+            f"{workers} workers with vectors of {max(setting.sizes):g} MiB may need {show(need)} in all, "
+            f"and {show(free)} are free: take smaller --sizes or fewer --workers"
+        )
+
+
+def _start(stack: contextlib.ExitStack, setting: Setting, workers: int) -> dict[str, Group]:
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shmtrain-bench-box-"))
+    address = f"unix:{folder}/box"
+    stack.enter_context(smb.serve(unix=f"{folder}/box"))
+    place: Hall = stack.enter_context(hall())
+    groups = {BOX: place.box(workers, address)}
+    if setting.gloo and workers > 1:
+        groups[GLOO] = place.gloo(workers)
+    for mpi in setting.mpis:
+        groups[mpi.name] = place.mpi(mpi, workers)
+    return groups
+
+
+def _measures(setting: Setting, groups: dict[str, Group], part: str, workers: int) -> list[Measure]:
+    names = [mpi.name for mpi in setting.mpis]
+    threads = max(1, (os.cpu_count() or 1) // workers)
+    found = measures(part, names, GLOO in groups, threads)
+    return [one for one in found if workers > 1 or one.op != "allreduce"]  # alone there is nothing to sum
+
+
+def _check(setting: Setting, groups: dict[str, Group], workers: int) -> None:
+    """Each way does its work on a small vector: what does not exchange would be fastest."""
+    for part in setting.parts:
+        for one in _measures(setting, groups, part, workers):
+            if one.overlap == NOTHING or one.computing == "busy":
+                continue
+            job = replace(one.job(CHECKED), computing="none", check=True)
+            if one.overlap != WHOLE:  # there the weights lie elsewhere
+                _, held = groups[one.library].run(placed(one, job, workers, _cores()))
+                hold(one, workers, held)
+
+
+def _cores() -> list[int]:
+    return sorted(os.sched_getaffinity(0))
+
+
+def _of_size(setting: Setting, groups: dict[str, Group], workers: int, mib: float, rate: float) -> list[Row]:
+    count = int(mib * MIB) // 4
+    entries = [one for part in setting.parts for one in _measures(setting, groups, part, workers)]
+    todo, samples = entries, Samples()
+    order = random.Random(setting.seed)
+    for number in range(setting.rounds):
+        for one in order.sample(todo, len(todo)):
+            amount = setting.compute * (rate if one.computing == "busy" else 1.0)
+            job = placed(one, one.job(count, amount, setting.repeat), workers, _cores())
+            wall, _ = groups[one.library].run(job)
+            samples.setdefault(one, []).append(wall / setting.repeat)
+        todo = _close(todo, samples)
+        if sys.stderr.isatty():
+            sys.stderr.write(f"\r{mib:g} MiB, {workers} workers: round {number + 1} of {setting.rounds} ")
+    if sys.stderr.isatty():
+        sys.stderr.write("\r\x1b[K")
+    return _rows({one: samples[one] for one in entries}, workers, mib)
+
+
+def _close(todo: Sequence[Measure], samples: Samples) -> list[Measure]:
+    """Those that may be the best of their kind."""
+    best: dict[tuple[str, ...], float] = {}
+    for one in todo:
+        best[one.kind] = min(best.get(one.kind, float("inf")), *samples[one])
+    return [one for one in todo if min(samples[one]) <= CLOSE * best[one.kind]]
+
+
+def _rows(samples: Samples, workers: int, mib: float) -> list[Row]:
+    median = {one: 1e3 * statistics.median(times) for one, times in samples.items()}
+    alone = {one.computing: time for one, time in median.items() if one.op == COMPUTE}
+    return [
+        Row(
+            mib, workers, one.library, one.op, one.variant, one.overlap, one.computing,
+            round(time, 3), round(time - alone.get(one.computing, 0.0), 3),
+            round(500 * (max(samples[one]) - min(samples[one])), 3), len(samples[one]),
+        )
+        for one, time in median.items()
+    ]  # fmt: skip
