@@ -159,11 +159,20 @@ def tasks_per_node(text: str) -> list[int]:
 
 @dataclass(frozen=True)
 class Placed:
-    """A worker's place as the log tells it: how it reaches what it shares, and on which host."""
+    """A worker's place as it has told it: how it reaches what it shares, and on which host.
+
+    machine  the same for those that share memory, whatever they call their host
+    """
 
     rank: int
     host: str
     transport: str
+    pid: int = 0
+    machine: str = ""
+
+    @property
+    def name(self) -> str:
+        return f"Worker {self.rank} (pid {self.pid} on {self.host})"
 
 
 def where(places: Iterable[Placed]) -> str:

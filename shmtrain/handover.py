@@ -37,6 +37,7 @@ class Handover:
 
     tickets   what the job's counter stood at when the job began
     launcher  a pidfd of the launcher; pid is its number, for messages
+    place     this worker's place in the launch, where another launcher than ours has started it
     """
 
     config: TrainConfig
@@ -47,6 +48,11 @@ class Handover:
     tickets: int
     launcher: HandedDown
     pid: int
+    place: Launched | None = None
+
+    @property
+    def launched_by(self) -> str:
+        return f"{self.place.launcher if self.place else 'the launcher'} (pid {self.pid})"
 
     @property
     def world(self) -> int:

@@ -71,20 +71,38 @@ def unblock() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL)
 
 
-class Watched:
-    """One worker process, and when its steps last grew."""
+class Steps:
+    """One worker, called ``name`` in messages, and when its steps last grew."""
 
-    def __init__(self, rank: int, process: BaseProcess) -> None:
-        self.rank, self.process = rank, process
-        self.ended = False
-        self.told = False  # that it shall stop
+    def __init__(self, rank: int, name: str) -> None:
+        self.rank, self.name = rank, name
         self._seen: tuple[State, int] | None = None
         self._since = 0.0
         self._named = False
 
-    @property
-    def name(self) -> str:
-        return f"Worker {self.rank} (pid {self.process.pid})"
+    def stuck(self, rows: Rows, patience: float) -> str | None:
+        """A line, once, when the worker trains without a step for ``patience`` s; when it goes on, too."""
+        state, done, now = rows.state(self.rank), rows.done(self.rank), time.monotonic()
+        if (state, done) != self._seen:
+            back, self._seen, self._since, self._named = self._named, (state, done), now, False
+            return f"{self.name} goes on" if back else None
+        moving = state is State.TRAINING or (state is State.READY and not rows.below(State.READY))
+        if not moving or self._named or now - self._since < patience:
+            return None
+        self._named = True
+        return (
+            f"{self.name} is stuck: no step for {now - self._since:.0f} s after {done} iterations of its own"
+        )
+
+
+class Watched(Steps):
+    """One worker process of ours."""
+
+    def __init__(self, rank: int, process: BaseProcess) -> None:
+        super().__init__(rank, f"Worker {rank} (pid {process.pid})")
+        self.process = process
+        self.ended = False
+        self.told = False  # that it shall stop
 
     def end(self) -> str:
         """How it ended, in words."""
@@ -102,17 +120,3 @@ class Watched:
         if pid is not None and not self.ended:
             with suppress(ProcessLookupError):
                 os.kill(pid, number)
-
-    def stuck(self, rows: Rows, patience: float) -> str | None:
-        """A line, once, when the worker trains without a step for ``patience`` s; when it goes on, too."""
-        state, done, now = rows.state(self.rank), rows.done(self.rank), time.monotonic()
-        if (state, done) != self._seen:
-            back, self._seen, self._since, self._named = self._named, (state, done), now, False
-            return f"{self.name} goes on" if back else None
-        moving = state is State.TRAINING or (state is State.READY and not rows.below(State.READY))
-        if not moving or self._named or now - self._since < patience:
-            return None
-        self._named = True
-        return (
-            f"{self.name} is stuck: no step for {now - self._since:.0f} s after {done} iterations of its own"
-        )

@@ -1,0 +1,142 @@
+"""What the workers of a job know of one another where another launcher than ours has started them.
+
+Each leaves a mark in the box that goes with its session: at once when its process dies on the box's host,
+after a lease where it came over a network. The lowest rank that lives buries those whose mark has gone, and
+names them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import smb
+from shmtrain.environment import Placed
+from shmtrain.grace import DROPPED
+from shmtrain.group import Progress, State
+from shmtrain.log import Log
+from shmtrain.watch import Steps
+
+LOOK = 0.5  # seconds
+MISSED = 2  # looks in a row without a mark: a box that was started again gets them back one by one
+
+
+def machine() -> str:
+    """This host and no other: two may have one name, and two names one machine."""
+    boot = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    return f"{socket.gethostname()} {boot}"
+
+
+def marks(box: smb.Box, job: str) -> list[Placed]:
+    """The workers that are there, by rank."""
+    prefix = _key(job, "")
+    found = (_read(stat.key.removeprefix(prefix), stat.meta) for stat in box.stats(prefix))
+    return sorted(filter(None, found), key=lambda placed: placed.rank)
+
+
+def machines(places: list[Placed]) -> list[tuple[int, ...]]:
+    """The ranks of each machine, the one with the lowest rank first."""
+    alike: dict[str, list[int]] = {}
+    for place in places:
+        alike.setdefault(place.machine, []).append(place.rank)
+    return [tuple(ranks) for ranks in alike.values()]
+
+
+def _key(job: str, rank: int | str) -> str:
+    return f"{job}/mark/{rank}"
+
+
+def _read(rank: str, meta: bytes) -> Placed | None:
+    """A mark; None for what is none: others may write into the box, too."""
+    try:
+        told = json.loads(meta)
+        placed = Placed(
+            int(rank), str(told["host"])[:64], str(told["transport"])[:8], int(told["pid"]), told["machine"]
+        )
+    except (ValueError, KeyError, TypeError):
+        return None
+    return placed if placed.host.isprintable() and placed.transport.isprintable() else None
+
+
+class Witness:
+    """This worker's mark, and its look at those of the others: in a thread with a connection of its own.
+
+    stuck  seconds without a step after which a worker is named
+    told   takes the lines of the lowest living rank
+    """
+
+    def __init__(
+        self, connect: Callable[[], smb.Box], job: str, rank: int, transport: str, stuck: float, told: Log
+    ) -> None:
+        self._box, self._job, self._rank = connect(), job, rank
+        self._box.patient = False
+        self._transport, self._patience, self._told = transport, stuck, told
+        self._progress = Progress.attach(self._box, job)
+        self._known: dict[int, Placed] = {}
+        self._missing: dict[int, int] = {}
+        self._steps: dict[int, Steps] = {}
+        self._mark()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take the mark away; twice is fine."""
+        self._ending.set()
+        self._thread.join(10)
+        self._box.close()
+
+    def __enter__(self) -> Witness:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _mark(self) -> None:
+        told: dict[str, Any] = {
+            "host": socket.gethostname(), "pid": os.getpid(), "transport": self._transport, "machine": machine()
+        }  # fmt: skip
+        key = _key(self._job, self._rank)
+        self._box.create(key, count=1, dtype="uint8", lifetime="owner", meta=json.dumps(told).encode())
+
+    def _run(self) -> None:
+        while not self._ending.wait(LOOK):
+            try:
+                self._look()
+            except DROPPED:
+                continue
+            except smb.TransportError:
+                return  # the training meets it, too, and says so
+
+    def _look(self) -> None:
+        here = {placed.rank: placed for placed in marks(self._box, self._job)}
+        if self._rank not in here:
+            self._mark()  # lost with a box that was started again: theirs may be, too
+            self._missing.clear()
+            return
+        self._known |= here
+        if min(here) != self._rank:
+            return
+        rows = self._progress.rows()
+        for rank, placed in self._known.items():
+            if rank in here:
+                self._missing.pop(rank, None)
+                steps = self._steps.setdefault(rank, Steps(rank, placed.name))
+                if line := steps.stuck(rows, self._patience):
+                    self._told.warning(line)
+            elif State.STARTING <= rows.state(rank) < State.FINISHED and rows.pid(rank) == placed.pid:
+                self._missing[rank] = self._missing.get(rank, 0) + 1
+                if self._missing[rank] >= MISSED:
+                    self._progress.bury(rank)
+                    self._told.error(f"{placed.name} is gone after {rows.done(rank)} iterations of its own")
