@@ -246,6 +246,7 @@ class SolverChecks:
             smb=o.smb,
             job=o.job,
             box_grace=o.box_grace,
+            by_machine=o.by_machine and o.algorithm == "hybrid" and o.method.group_size is None,
         )
 
     def lr_rule(self) -> LrRule:

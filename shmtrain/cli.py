@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
@@ -178,7 +179,8 @@ def _train(argv: Sequence[str]) -> int:
         p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
     try:
         place, workers = workers_here(args.workers, args.algorithm)
-        config = TrainConfig.load(args.solver, options_of(args, workers))
+        options = replace(options_of(args, workers), by_machine=place is not None)
+        config = TrainConfig.load(args.solver, options)
         return launch.run(config, Console(progress=not args.no_progress, stuck=args.stuck), place)
     except ConfigError as error:
         p.error(str(error))

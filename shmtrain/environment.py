@@ -197,6 +197,12 @@ def numbers(ranks: Sequence[int]) -> str:
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(words)}"
 
 
+def notation(groups: Sequence[Sequence[int]]) -> str:
+    """``S4xA2``: two groups of four that meet asynchronously; ``S4+3xA2`` where they differ."""
+    sizes = sorted({len(group) for group in groups}, reverse=True)
+    return f"S{'+'.join(map(str, sizes))}xA{len(groups)}"
+
+
 LAUNCHERS: dict[str, Callable[[Environment], Launched]] = {
     "TORCHELASTIC_RUN_ID": _torchrun,
     "OMPI_COMM_WORLD_RANK": _open_mpi,

@@ -11,6 +11,7 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -18,13 +19,14 @@ from types import TracebackType
 from typing import Any
 
 import smb
-from shmtrain.environment import Placed
+from shmtrain.environment import Placed, numbers
 from shmtrain.grace import DROPPED
 from shmtrain.group import Progress, State
 from shmtrain.log import Log
 from shmtrain.watch import Steps
 
 LOOK = 0.5  # seconds
+POLL = 0.05
 MISSED = 2  # looks in a row without a mark: a box that was started again gets them back one by one
 
 
@@ -41,6 +43,19 @@ def marks(box: smb.Box, job: str) -> list[Placed]:
     prefix = _key(job, "")
     found = (_read(stat.key.removeprefix(prefix), stat.meta) for stat in box.stats(prefix))
     return sorted(filter(None, found), key=lambda placed: placed.rank)
+
+
+def all_marks(box: smb.Box, job: str, world: int, patience: float) -> list[Placed]:
+    """Those of all workers. Raises WaitTimeout naming who has not come within ``patience`` seconds."""
+    until = time.monotonic() + patience
+    while len(places := marks(box, job)) < world:
+        if time.monotonic() > until:
+            missing = sorted(set(range(world)) - {place.rank for place in places})
+            raise smb.WaitTimeout(
+                f"the workers of job {job}: nothing from {numbers(missing)} in {patience:g} s"
+            )
+        time.sleep(POLL)
+    return places
 
 
 def machines(places: list[Placed]) -> list[tuple[int, ...]]:
@@ -75,11 +90,11 @@ class Witness:
     """
 
     def __init__(
-        self, connect: Callable[[], smb.Box], job: str, rank: int, transport: str, stuck: float, told: Log
+        self, connect: Callable[[], smb.Box], job: str, rank: int, *, stuck: float, told: Log
     ) -> None:
         self._box, self._job, self._rank = connect(), job, rank
         self._box.patient = False
-        self._transport, self._patience, self._told = transport, stuck, told
+        self._patience, self._told = stuck, told
         self._progress = Progress.attach(self._box, job)
         self._known: dict[int, Placed] = {}
         self._missing: dict[int, int] = {}
@@ -105,8 +120,11 @@ class Witness:
 
     def _mark(self) -> None:
         told: dict[str, Any] = {
-            "host": socket.gethostname(), "pid": os.getpid(), "transport": self._transport, "machine": machine()
-        }  # fmt: skip
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "transport": self._box.transport,
+            "machine": machine(),
+        }
         key = _key(self._job, self._rank)
         self._box.create(key, count=1, dtype="uint8", lifetime="owner", meta=json.dumps(told).encode())
 

@@ -1,7 +1,8 @@
 """One process of a launch by torchrun, mpirun or srun: it is one worker, and nobody of ours watches it.
 
-The first rank opens the job in the box that --smb names, or holds a box itself where all ranks are on its host:
-the others find its socket in a folder that only this user can enter, named after what identifies the launch.
+The first rank opens the job in the box that --smb names, or holds a box itself where all ranks are on its
+host: the others find its socket in a folder that only this user can enter, named after what identifies the
+launch.
 Loads no torch before that box is open.
 """
 
@@ -81,8 +82,8 @@ def job_of(config: TrainConfig, place: Launched) -> str:
         return job
     if sharing.smb is not None:
         raise ConfigError(
-            f"{place.launcher} does not tell one launch from another: name this job with --job, unlike any other"
-            " in the box"
+            f"{place.launcher} does not tell one launch from another: name this job with --job, unlike any"
+            " other in the box"
         )
     return Path(config.path).stem
 
@@ -122,7 +123,7 @@ def _parent() -> str:
 
 
 def _make_private(folder: Path) -> None:
-    """Make the folder, or take it over from a launch that was killed. Raises OSError when others can enter."""
+    """Make the folder, or take it over from a launch that was killed. Raises OSError where it is not ours."""
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:

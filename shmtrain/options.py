@@ -52,6 +52,7 @@ class Options:
     weights   .caffemodel files to start from, in order; they replace the solver file's own
     snapshot  a .solverstate to go on from; resume finds the newest whole one by itself
     stages    added to the training net's state, as ``caffe train -stage`` does
+    by_machine  hybrid: the workers of a machine are a group; where a launcher has spread them
     """
 
     workers: int = 1
@@ -66,6 +67,7 @@ class Options:
     smb: str | None = None
     job: str | None = None
     box_grace: float = 60.0
+    by_machine: bool = False
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False

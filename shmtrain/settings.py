@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from prototxt import schema
 from shmtrain.lr_rule import LrRule
-from shmtrain.method import METHODS, Method, figures
+from shmtrain.method import METHODS, Method, figures, moving_rate
 
 Phase = Literal["TRAIN", "TEST"]
 
@@ -108,7 +108,10 @@ class Start:
 
 @dataclass(frozen=True)
 class Sharing:
-    """How the workers meet. ``shared`` is False where the loop is the original's, alone."""
+    """How the workers meet. ``shared`` is False where the loop is the original's, alone.
+
+    by_machine  the groups are those of each machine, and not known yet; ``grouped`` tells them
+    """
 
     workers: int
     algorithm: str
@@ -121,6 +124,13 @@ class Sharing:
     smb: str | None
     job: str | None
     box_grace: float = 0.0
+    by_machine: bool = False
+
+    def grouped(self, groups: int) -> Sharing:
+        """The same now that the number of groups is known."""
+        method = replace(self.method, group_size=-(-self.workers // groups))
+        alpha = self.alpha if method.beta is None else moving_rate(self.algorithm, self.workers, method)
+        return replace(self, method=method, alpha=alpha, by_machine=False)
 
     @property
     def shared(self) -> bool:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import NoReturn
 
 import numpy as np
@@ -17,7 +18,7 @@ from prototxt.errors import PrototxtError
 from shmtrain.config import TrainConfig
 from shmtrain.counting import Counting, LocalCounting
 from shmtrain.crowd import Crowd
-from shmtrain.environment import Launched, Placed, where
+from shmtrain.environment import Launched, notation, numbers, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Alpha, Exchange, Lockstep, Meeting, Vectors
 from shmtrain.exchange.following import Following
@@ -26,7 +27,7 @@ from shmtrain.exchange.termination import Place, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State
 from shmtrain.handover import Console, Handover, counter_key, worker_threads
-from shmtrain.launch_marks import Witness, machines, marks
+from shmtrain.launch_marks import Witness, all_marks, machines, marks
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
 from shmtrain.log import Log, number, tell
@@ -131,6 +132,7 @@ class _Worker:
         self._reports, self._told = reports, told
         self._name = f"Worker {handover.rank} (pid {os.getpid()})"
         self._rescue = Rescue(handover, self._name, told)
+        self._groups: list[tuple[int, ...]] = []  # of hybrid, by machine; empty: neighbours by rank
 
     def run(self) -> int:
         """Train to the end of the job; the exit code. Does not return when the box or the launcher dies."""
@@ -155,14 +157,15 @@ class _Worker:
         member = Member(progress, handover.rank, handover.world, handover.job, self._told.warning)
         progress.put(handover.rank, Column.PID, os.getpid())
         member.enter(State.STARTING)
+        if handover.place is not None:
+            self._settle(box, stack)
         learner = Learner.open(self._config, member, self._reports.log)
         stack.callback(learner.close)
         center = self._meet(box, learner)
         self._rescue.hold(learner, center, progress)
-        if handover.place is not None:
-            stack.enter_context(self._witness(handover.place, center.transport))
         member.wait_for_all(handover.console.stuck)
-        places = self._places(box) if handover.place else []
+        if handover.place is not None and handover.rank == 0:
+            self._tell_places(box, handover.place)
         sharing = self._config.sharing
         crowd = Crowd(box, handover.job, handover.rank, handover.world, progress, sharing.method.wait_limit)
         if sharing.method.warm_start:
@@ -177,22 +180,25 @@ class _Worker:
         loop(trainer, handover.console)
         member.enter(State.CLOSED)
 
-    def _witness(self, place: Launched, transport: str) -> Witness:
-        """No launcher of ours watches the workers then: they do it themselves."""
-        handover = self._handover
-        stuck, told = handover.console.stuck, self._told
-        return Witness(self._connect, handover.job, place.rank, transport, stuck, told)
+    def _settle(self, box: smb.Box, stack: ExitStack) -> None:
+        """No launcher of ours watches the workers: they do it themselves, and may be grouped by machine."""
+        handover, stuck = self._handover, self._handover.console.stuck
+        witness = Witness(self._connect, handover.job, handover.rank, stuck=stuck, told=self._told)
+        stack.enter_context(witness)
+        sharing = self._config.sharing
+        if sharing.by_machine:
+            self._groups = machines(all_marks(box, handover.job, handover.world, stuck))
+            self._config = replace(self._config, sharing=sharing.grouped(len(self._groups)))
 
-    def _places(self, box: smb.Box) -> list[Placed]:
-        """Where all workers are; the first one tells it."""
+    def _tell_places(self, box: smb.Box, place: Launched) -> None:
         handover = self._handover
-        places = marks(box, handover.job)
-        if handover.place and handover.rank == 0:
-            self._told.info(
-                f"Job {handover.job}, launched by {handover.place.launcher}: {where(places)}; memory box"
-                f" {'in rank 0' if handover.box.embedded else 'outside'} at {handover.box.address}"
-            )
-        return places
+        self._told.info(
+            f"Job {handover.job}, launched by {place.launcher}: {where(marks(box, handover.job))}; memory box"
+            f" {'in rank 0' if handover.box.embedded else 'outside'} at {handover.box.address}"
+        )
+        if self._groups:
+            groups = "; ".join(map(numbers, self._groups))
+            self._told.info(f"Groups by machine, {notation(self._groups)}: {groups}")
 
     def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> Counting:
         handover, max_iter = self._handover, self._config.schedule.max_iter
@@ -263,6 +269,7 @@ class _Worker:
             iterations=max(self._config.schedule.max_iter - learner.iteration, 0),
             base_rate=self._config.rate.base,
             open_pair=self._open_pair,
+            group=next((g for g in self._groups if member.rank in g), None),
             joined=lambda: member.join(self._handover.console.stuck),
         )
 

@@ -224,6 +224,7 @@ class Meeting:
     open_pair  opens another connection, for another thread: (segment of this worker alone, the center)
     joined     waits for the end of the others; called last in ``finish``
     leaving    whether this worker ends before the job does: it waits for nobody
+    group      the ranks of this worker's own group, where groups are machines
     """
 
     center: Segment
@@ -239,6 +240,7 @@ class Meeting:
     open_pair: Callable[[], tuple[Segment, Segment]]
     joined: Callable[[], None]
     leaving: Callable[[], bool] = lambda: False
+    group: tuple[int, ...] | None = None
 
     @property
     def local(self) -> F32:

@@ -1,6 +1,6 @@
 """HSGD, ShmCaffe-H: synchronous inside a group, asynchronous between groups. S4xA2 is two groups of four.
 
-Inside a group (--group-size workers, neighbours by rank), at every step:
+Inside a group (--group-size workers, neighbours by rank; or those of one machine), at every step:
 
     G   = 1/S sum_x G_x(W)                by torch.distributed's gloo
     W   = W - eta G                       by the solver's rule, at every worker of the group alike
@@ -44,7 +44,7 @@ class Hybrid:
     def __init__(self, meeting: Meeting) -> None:
         self.stats = ExchangeStats()
         self._meeting, crowd = meeting, meeting.crowd
-        ranks = group_of(crowd.rank, meeting.method.group_size, crowd.world)
+        ranks = meeting.group or group_of(crowd.rank, meeting.method.group_size, crowd.world)
         self._replicas = Replicas(crowd, meeting.vectors, f"group {ranks[0]}".replace(" ", "-"), ranks)
         self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib, self.stats)
         self._local = torch.from_numpy(meeting.local)

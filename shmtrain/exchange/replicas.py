@@ -7,7 +7,7 @@ the history and the place of the one that is farthest, and leave out what it has
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +30,7 @@ class Replicas:
     upcoming, completed  as in base.Lockstep; whoever is behind takes them over
     """
 
-    def __init__(self, crowd: Crowd, vectors: Vectors, name: str, ranks: range) -> None:
+    def __init__(self, crowd: Crowd, vectors: Vectors, name: str, ranks: Sequence[int]) -> None:
         self.group = Group(crowd, name, ranks)
         self.replica = Replica(vectors)
         self.replica.step = NOT_BEGUN
