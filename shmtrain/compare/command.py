@@ -15,11 +15,23 @@ from pathlib import Path
 
 from prototxt.errors import PrototxtError
 from shmtrain.compare import tables
-from shmtrain.compare.groups import Group, grouped
-from shmtrain.compare.plan import MEMORY, RUNS, Case, Plan, refuse_own, remember, solver_text, ways
+from shmtrain.compare.groups import grouped
+from shmtrain.compare.plan import (
+    MEMORY,
+    RUNS,
+    SOLVER,
+    Case,
+    Plan,
+    recall,
+    refuse_own,
+    replace_text,
+    solver_text,
+    ways,
+)
 from shmtrain.compare.results import read, read_all
 from shmtrain.compare.runs import Runner, errors, held
 from shmtrain.options import ConfigError
+from shmtrain.report import NoPlots, draw, page
 
 OK, FAILED = 0, 1
 LIMIT = 24 * 3600.0
@@ -123,8 +135,10 @@ def _compare(args: argparse.Namespace, common: list[str]) -> int:
     text = solver_text(args.solver, args.out, args.max_iter, args.test_interval)
     args.out.mkdir(parents=True, exist_ok=True)
     with held(args.out) as lock:
-        remember(plan, text)
+        memory = recall(plan, text)
+        (args.out / SOLVER).write_text(text)
         plan.check()
+        replace_text(args.out / MEMORY, json.dumps(memory, indent=1))
         failed = _run_all(Runner(plan, lock, args.limit))
         code = write_report(args.out, args.target)
     for case, why in failed.items():
@@ -171,12 +185,13 @@ def write_report(folder: Path, percent: float | None) -> int:
     tables.write_runs(folder / "runs.csv", groups)
     tables.write_curves(folder / "curves.csv", groups)
     tables.write_staleness(folder / "staleness.csv", groups)
-    text = tables.report(groups, memory, aim, _plots(folder, groups))
+    try:
+        pictures = draw(groups, folder)
+    except NoPlots as error:
+        print(f"shmtrain compare: {error}", file=sys.stderr)
+        pictures = []
+    text = tables.report(groups, memory, aim, pictures)
     (folder / "report.md").write_text(text)
-    print(text)
-    print(f"{folder / 'report.md'}")
+    (folder / "report.html").write_text(page(text, folder))
+    print(f"{tables.report(groups, memory, aim, [])}\n{folder / 'report.md'}, {folder / 'report.html'}")
     return OK
-
-
-def _plots(folder: Path, groups: Sequence[Group]) -> list[str]:
-    return []

@@ -167,8 +167,8 @@ def ending(max_iter: int, interval: int) -> int:
     return next((i for i in near if max_iter % i == 0), max_iter)
 
 
-def remember(plan: Plan, solver: str) -> None:
-    """Write down what the folder's runs are runs of; another comparison's folder is refused.
+def recall(plan: Plan, solver: str) -> dict[str, Any]:
+    """What the folder's runs are runs of, with this plan's ways; another comparison's folder is refused.
 
     More ways, workers and seeds may be added to it.
     """
@@ -195,9 +195,7 @@ def remember(plan: Plan, solver: str) -> None:
                 f"{plan.folder} knows {way.name} as {shlex.join(memory['ways'][way.name])}, not as"
                 f" {shlex.join(told)}; choose another name"
             )
-    plan.folder.mkdir(parents=True, exist_ok=True)
-    (plan.folder / SOLVER).write_text(solver)
-    replace_text(path, json.dumps(memory, indent=1))
+    return memory
 
 
 def _nets(solver: str) -> dict[str, str]:
