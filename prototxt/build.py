@@ -74,6 +74,7 @@ class _GraphBuilder:
             blobs=[],
             loss_weights=_loss_weights(spec, built),
             need_bottom=need_bottom,
+            split_loss=entry.split_loss,
         )
         self.graph.nodes.append(node)
         self._add_tops(node)

@@ -19,6 +19,7 @@ from torch import Tensor
 from prototxt import schema, upgrade
 from prototxt.blob import ActivationBlob, Array, Blob, ParamBlob, Runs
 from prototxt.build import build_graph, close_sources
+from prototxt.differences import differences_of
 from prototxt.errors import NetError, ParseError
 from prototxt.layerwise import LayerByLayer
 from prototxt.nodes import AUTOMATIC, Node
@@ -91,6 +92,9 @@ class Net:
             for path in [weights] if isinstance(weights, (str, os.PathLike)) else weights:
                 self.copy_from(path)
         free = loaded.message.force_backward  # such a net is run backward from seeds that a script writes
+        if not context.rank:
+            for line in differences_of(self._graph, trains=phase == "TRAIN" or free):
+                _log.warning("%s", line)
         if phase == "TRAIN" and self.learnable and not self.has_loss and not free:
             _log.warning("%s: no layer contributes to the loss: nothing will be trained", loaded.path)
 

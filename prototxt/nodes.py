@@ -21,6 +21,7 @@ class Node:
     need_backward             the layer runs backward; need_bottom says for which of its bottoms
     overwritten               bottoms whose storage this or a later layer writes in place
     alias                     a Split whose tops can share its bottom's storage
+    split_loss                a loss of implied weight that another layer uses
     """
 
     spec: LayerSpec
@@ -35,6 +36,7 @@ class Node:
     need_backward: bool = False
     overwritten: tuple[bool, ...] = ()
     alias: bool = False
+    split_loss: bool = False
 
     @property
     def module(self) -> nn.Module:

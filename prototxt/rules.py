@@ -14,10 +14,14 @@ from prototxt.text import NetSource
 
 @dataclass
 class Entry:
-    """A layer's message and where it begins in the file."""
+    """A layer's message and where it begins in the file.
+
+    split_loss  a loss of implied weight that another layer uses
+    """
 
     message: Any
     line: int | None
+    split_loss: bool = False
 
 
 def set_state(net: Any, phase: int, stages: Iterable[str], level: int | None) -> None:
@@ -84,7 +88,7 @@ def insert_splits(entries: list[Entry]) -> list[Entry]:
             if users[top] > 1:
                 split = _split(layer, blob, position, users[top], weights.get(top, 0.0))
                 if weights.get(top):
-                    _clear_weight(layer, position)
+                    _clear_weight(entry, position)
                     taken[top] += 1
                 result.append(Entry(split, entry.line))
     return result
@@ -106,10 +110,12 @@ def _count_users(entries: list[Entry]) -> tuple[Counter[tuple[int, int]], dict[t
     return users, weights
 
 
-def _clear_weight(layer: Any, position: int) -> None:
-    if not layer.loss_weight:  # an implied one: once any is given, all are
-        layer.loss_weight.extend([0.0] * len(layer.top))
-    layer.loss_weight[position] = 0.0
+def _clear_weight(entry: Entry, position: int) -> None:
+    weights, top = entry.message.loss_weight, entry.message.top
+    if not weights:  # an implied one: once any is given, all are
+        weights.extend([0.0] * len(top))
+        entry.split_loss = True
+    weights[position] = 0.0
 
 
 def _split(layer: Any, blob: str, position: int, count: int, weight: float) -> Any:
