@@ -31,9 +31,14 @@ PART_COLOURS = {
     "collective": "#aa3377", "wait": "#555555",
 }  # fmt: skip
 PART_WORDS = {
-    "rgw": "T_rgw: read", "ulw": "T_ulw: local move", "wwi": "T_wwi: write",
-    "ugw": "T_ugw: update the center", "exchange": "fused exchange", "collective": "collective", "wait": "waiting",
-}  # fmt: skip
+    "rgw": "T_rgw: read",
+    "ulw": "T_ulw: local move",
+    "wwi": "T_wwi: write",
+    "ugw": "T_ugw: update the center",
+    "exchange": "fused exchange",
+    "collective": "collective",
+    "wait": "waiting",
+}
 
 
 class NoPlots(Exception):
@@ -158,7 +163,7 @@ def _curves(groups: Sequence[Group], workers: int, palette: _Palette) -> Figure:
         colour, label = palette.colour(g.name), g.label if g.workers == 1 else g.name
         per_iteration = g.average(lambda r: r.bytes_per_iteration) / MIB
         for row, tests in zip(rows, (True, False), strict=True):
-            points = g.curve(tests)
+            points = g.tested() if tests else g.trained()
             values = (
                 [100 * p.accuracy if p.accuracy is not None else math.nan for p in points]
                 if tests
@@ -169,7 +174,8 @@ def _curves(groups: Sequence[Group], workers: int, palette: _Palette) -> Figure:
             row[0].plot([p.iteration for p in points], values, **style)
             row[1].plot([p.seconds for p in points], values, **style)
             if per_iteration:
-                row[2].plot([p.iteration * per_iteration for p in points], values, **style)
+                moved = [p.iteration * per_iteration or math.nan for p in points]
+                row[2].plot(moved, values, **style)
     for row, what in zip(rows, ("test accuracy, %", "training loss"), strict=True):
         for axes, unit in zip(
             row, ("iterations of the job", "seconds of training", "MiB moved"), strict=True
@@ -177,7 +183,7 @@ def _curves(groups: Sequence[Group], workers: int, palette: _Palette) -> Figure:
             axes.set(xlabel=unit)
         row[0].set_ylabel(what)
         row[2].set_xscale("log")
-    _closer(rows[0], [100 * p.accuracy for g in mine for p in g.curve(True) if p.accuracy is not None])
+    _closer(rows[0], [100 * p.accuracy for g in mine for p in g.tested() if p.accuracy is not None])
     for axes in rows[1]:
         axes.set_yscale("log")
     figure.suptitle(f"{workers} workers, means over seeds", x=0.01, ha="left")
@@ -193,7 +199,7 @@ def _closer(row: Iterable[Axes], values: Sequence[float]) -> None:
     low, high = ordered[len(ordered) // 5], ordered[-1]
     room = max(high - low, 0.5) * 0.15
     for axes in row:
-        axes.set_ylim(low - 2 * room, min(high + room, 100.0) + 0.1)
+        axes.set_ylim(max(low - 2 * room, 0.0), min(high + room, 100.0))
 
 
 def _time(groups: Sequence[Group], palette: _Palette) -> Figure:
@@ -206,19 +212,15 @@ def _time(groups: Sequence[Group], palette: _Palette) -> Figure:
         axes.barh(
             place, whole - stood, height=0.5, color=COMPUTING, label=None if place else "T_comp: computing"
         )
-        parts = {name: 1e3 * g.part(name) for name in PART_COLOURS if g.part(name) > 0}
-        beside = _hidden(g, parts, stood)
         at, under = whole - stood, 0.0
-        for name, length in parts.items():
-            label = PART_WORDS[name] if name not in shown else None
-            shown.add(name)
-            colour = PART_COLOURS[name]
-            if name in beside:
-                axes.barh(place + 0.36, length, 0.16, left=under, color=colour, alpha=0.6, label=label)
-                under += length
-            else:
-                axes.barh(place, length, 0.5, left=at, color=colour, label=label)
-                at += length
+        for name, colour in PART_COLOURS.items():
+            own, beside = (1e3 * g.part(name, hidden) for hidden in (False, True))
+            label = PART_WORDS[name] if own + beside and name not in shown else None
+            if own + beside:
+                shown.add(name)
+            axes.barh(place, own, 0.5, left=at, color=colour, label=label)
+            axes.barh(place + 0.34, beside, 0.14, left=under, color=colour)
+            at, under = at + own, under + beside
         share = f"{100 * g.average(lambda r: r.share):.1f}%"
         axes.annotate(share, (max(at, whole), place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(groups)), [g.label for g in groups])
@@ -230,14 +232,6 @@ def _time(groups: Sequence[Group], palette: _Palette) -> Figure:
     axes.set_title("Where an iteration's time goes", loc="left")
     _legend(figure, axes)
     return figure
-
-
-def _hidden(group: Group, parts: dict[str, float], stood: float) -> set[str]:
-    """The parts that a second thread did: those of the paper's update thread, when all do not fit."""
-    if sum(parts.values()) <= 1.1 * stood + 1e-3:
-        return set()
-    figures = group.results[0].record["figures"]
-    return {"exchange"} if "overlapped" in figures else {"wwi", "ugw"} & parts.keys()
 
 
 def _staleness(groups: Sequence[Group], palette: _Palette) -> Figure:
@@ -255,6 +249,7 @@ def _staleness(groups: Sequence[Group], palette: _Palette) -> Figure:
             axes.plot(values, shares, label=g.name, **palette.style(g.name))
         axes.set_title(f"{workers} workers", loc="left")
         axes.set(xlabel="updates by others since the last exchange", ylim=(0, None))
+        axes.xaxis.set_major_locator(palette.pyplot.MaxNLocator(integer=True))
         axes.legend(fontsize="small")
     row[0].set_ylabel("of all exchanges, %")
     if not crowds:

@@ -12,6 +12,7 @@ from shmtrain.compare.plan import ALONE
 from shmtrain.compare.results import Point, Result
 
 # Student's t for 95%, two-sided, of 1 to 10 degrees of freedom.
+BINS = 50  # of a curve of the training loss
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 
@@ -69,9 +70,9 @@ class Group:
         """Images a second."""
         return statistics.fmean(r.images_per_second for r in self.results)
 
-    def part(self, name: str) -> float:
-        """Seconds of one part in a worker's iteration."""
-        return statistics.fmean(r.parts.get(name, 0.0) for r in self.results)
+    def part(self, name: str, hidden: bool = False) -> float:
+        """Seconds of one part in a worker's iteration; ``hidden`` of what was done beside the computing."""
+        return statistics.fmean((r.hidden if hidden else r.parts).get(name, 0.0) for r in self.results)
 
     def average(self, of: Callable[[Result], float]) -> float:
         return statistics.fmean(of(r) for r in self.results)
@@ -85,10 +86,20 @@ class Group:
         points = [p for r in self.results if (p := r.reached(accuracy)) is not None]
         return len(points), Mean.of([p.seconds for p in points]) if points else None
 
-    def curve(self, tests: bool) -> list[Point]:
-        """The mean over seeds, point by point, of those iterations that all seeds have; else the first's."""
-        series = [r.tests if tests else r.losses for r in self.results]
-        return [_mean(points) for points in zip(*series, strict=False)]
+    def tested(self) -> list[Point]:
+        """The mean over seeds at each iteration that all seeds have tested."""
+        series = [{p.iteration: p for p in r.tests} for r in self.results]
+        common = [i for i in series[0] if all(i in points for points in series)]
+        return [_mean([points[i] for points in series]) for i in common]
+
+    def trained(self) -> list[Point]:
+        """The mean training loss of all seeds in each of BINS equal parts of the training."""
+        width = max(max(r.iterations for r in self.results) / BINS, 1)
+        bins: dict[int, list[Point]] = {}
+        for result in self.results:
+            for point in result.losses:
+                bins.setdefault(int(point.iteration / width), []).append(point)
+        return [_mean(points) for _, points in sorted(bins.items())]
 
 
 def _mean(points: Sequence[Point]) -> Point:

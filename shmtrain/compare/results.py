@@ -84,14 +84,23 @@ class Result:
         return self._testing if self.record["standing"] == 1 else own
 
     @cached_property
+    def hidden(self) -> dict[str, float]:
+        """Mean seconds of a worker's iteration that a second thread did beside the computing."""
+        return self._mean_parts([dict(end.get("hidden_parts", {})) for end in self.ends])
+
+    @cached_property
     def parts(self) -> dict[str, float]:
         """Mean seconds of a worker's iteration by part of the exchange, waiting for tests left out."""
-        sums: Counter[str] = Counter()
-        for end in self.ends:
-            parts = dict(end.get("parts", {}))
+        every = [dict(end.get("parts", {})) for end in self.ends]
+        for end, parts in zip(self.ends, every, strict=True):
             waited = max((name for name in WAITS if name in parts), key=parts.__getitem__, default=None)
             if waited is not None:
                 parts[waited] = max(parts[waited] - self._waited(end), 0.0)
+        return self._mean_parts(every)
+
+    def _mean_parts(self, every: list[dict[str, float]]) -> dict[str, float]:
+        sums: Counter[str] = Counter()
+        for end, parts in zip(self.ends, every, strict=True):
             sums.update({name: seconds / max(end["steps"], 1) for name, seconds in parts.items()})
         return {name: total / len(self.ends) for name, total in sums.items()}
 

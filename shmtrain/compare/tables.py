@@ -111,7 +111,7 @@ def _speed(groups: Sequence[Group], aim: float | None) -> str:
 
 
 def _times(groups: Sequence[Group]) -> str:
-    used = [name for name in PARTS if any(g.part(name) > 0 for g in groups)]
+    used = [name for name in PARTS if any(g.part(name) or g.part(name, hidden=True) for g in groups)]
     rows = []
     for g in groups:
         whole = g.average(lambda r: r.iteration_seconds)
@@ -121,17 +121,29 @@ def _times(groups: Sequence[Group]) -> str:
                 g.label,
                 f"{1e3 * whole:.2f}",
                 f"{1e3 * computing:.2f}",
-                *(f"{1e3 * g.part(name):.3f}" if g.part(name) else NONE for name in used),
+                *(_part(g, name) for name in used),
                 f"{g.average(lambda r: r.share):.1%}",
             ]
         )
-    head = ["ms an iteration of a worker", "T_iter", "T_comp", *(PAPER.get(n, n) for n in used), "exchange"]
+    head = [
+        "ms an iteration of a worker",
+        "T_iter",
+        "T_comp",
+        *(PAPER.get(n, n) for n in used),
+        "not computing",
+    ]
     words = "; ".join(f"{PAPER.get(name, name)}: {PARTS[name]}" for name in used)
     return (
         table(head, rows)
-        + f"\n\n{words}. What a second thread did beside the computation is in its part, but not in the last"
-        " column: that is (T_iter − T_comp) / T_iter."
+        + f"\n\n{words}. In brackets: done by a second thread beside the computing. The last column is"
+        " (T_iter − T_comp) / T_iter."
     )
+
+
+def _part(group: Group, name: str) -> str:
+    own, beside = (group.part(name, hidden) for hidden in (False, True))
+    told = [f"{1e3 * own:.3f}"] if own else []
+    return " ".join([*told, f"({1e3 * beside:.3f})"] if beside else told) or NONE
 
 
 def _bytes(groups: Sequence[Group]) -> str:

@@ -42,7 +42,8 @@ class ExchangeStats:
     seconds    time that the training loop stood still for exchanges, in all; what an update thread did
                meanwhile is not in it
     count      exchanges begun
-    parts      seconds by part, see PARTS; what an update thread did is in them
+    parts      seconds by part, see PARTS
+    hidden     likewise, what a second thread did beside the computation; not in ``seconds``
     sent       bytes written to the box or sent to another worker
     received   bytes read from the box; those from another worker are counted where they were sent
     staleness  updates of the center by others between this worker's last two exchanges
@@ -55,6 +56,7 @@ class ExchangeStats:
     seconds: float = 0.0
     count: int = 0
     parts: dict[str, float] = field(default_factory=dict)
+    hidden: dict[str, float] = field(default_factory=dict)
     sent: int = 0
     received: int = 0
     staleness: int = 0
@@ -101,13 +103,17 @@ class ExchangeStats:
             self.seconds += perf_counter() - start
 
     @contextmanager
-    def part(self, name: str, *, sent: int = 0, received: int = 0) -> Iterator[None]:
-        """Time one of PARTS and count its bytes. Two threads may not time one name at once."""
+    def part(self, name: str, *, sent: int = 0, received: int = 0, hidden: bool = False) -> Iterator[None]:
+        """Time one of PARTS and count its bytes; ``hidden`` in a second thread.
+
+        Bytes of one kind must not be counted by both threads at once.
+        """
         start = perf_counter()
         try:
             yield
         finally:
-            self.parts[name] = self.parts.get(name, 0.0) + perf_counter() - start
+            parts = self.hidden if hidden else self.parts
+            parts[name] = parts.get(name, 0.0) + perf_counter() - start
             self.sent += sent
             self.received += received
 

@@ -127,13 +127,13 @@ class UpdateThread(_Second[tuple[F32, int]]):
 
     def _carry(self, job: tuple[F32, int]) -> int:
         delta, read = job
-        with self.stats.part("wwi", sent=delta.nbytes):
+        with self.stats.part("wwi", sent=delta.nbytes, hidden=True):
             self._own.write(delta)
-        with self.stats.part("ugw"):
+        with self.stats.part("ugw", hidden=True):
             staleness = self._center.accumulate(self._own) - read - 1
         if self._ahead is not None:
             version = self._center.version
-            with self.stats.part("rgw", received=delta.nbytes):
+            with self.stats.part("rgw", received=delta.nbytes, hidden=True):
                 self._center.read(self._ahead)
             self._version = version
         return staleness
@@ -172,7 +172,7 @@ class WholeExchange(_Second[tuple[F32, float]]):
 
     def _carry(self, job: tuple[F32, float]) -> int:
         copy, alpha = job
-        with self.stats.part("exchange", sent=copy.nbytes, received=copy.nbytes):
+        with self.stats.part("exchange", sent=copy.nbytes, received=copy.nbytes, hidden=True):
             self._center.exchange(copy, alpha, threads=self._threads)
         self._moved = copy
         return self._center.staleness
