@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.note import Note
 from prototxt.data.ring import MAX_COUNT
 from prototxt.errors import DataError
 
@@ -107,17 +108,22 @@ def _copy(data: Any, rows: Rows, top: NDArray[np.float32]) -> None:
 class Hdf5Source:
     """This worker's rows of all files, one file after the other, for ever."""
 
-    def __init__(self, config: ReaderConfig, _mean_image: bytes | None = None) -> None:
-        self._config = config
+    def __init__(self, config: ReaderConfig, note: Note | None = None) -> None:
+        self._config, self._note = config, note or Note()
         self._names = listed_files(config.source)
         self._random = np.random.Generator(np.random.PCG64(config.shuffle_seed))
         self._order = self._permutation(len(self._names))
         self._at = 0  # which file of the order
-        self._file = Hdf5File(self._names[self._order[0]], config.tops)
+        self._file = self._open()
         self._rows = self._permutation(self._file.rows)
         self._row, self._step = config.share  # the next row in this file, which may lie beyond its end
         self._first = self._file.shapes
         self.notes: list[str] = []
+
+    def _open(self) -> Hdf5File:
+        name = self._names[self._order[self._at]]
+        self._note.reading(os.path.abspath(name))
+        return Hdf5File(name, self._config.tops)
 
     def advance(self) -> list[Shape]:
         shapes = [(self._config.batch_size, *row) for row in self._first]
@@ -154,7 +160,7 @@ class Hdf5Source:
             if self._at == len(self._names):
                 self._at, self._order = 0, self._permutation(len(self._names))
             self._file.close()
-            self._file = Hdf5File(self._names[self._order[self._at]], self._config.tops)
+            self._file = self._open()
             if self._file.shapes != self._first:
                 got, first = self._file.shapes, self._first
                 raise DataError(

@@ -11,18 +11,26 @@ from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.datum_source import AHEAD, Sides, make_transform, refuse_batch, top_sides
 from prototxt.data.decode import U8, Decoder, Undecodable
 from prototxt.data.lists import read_list
+from prototxt.data.note import Note
 from prototxt.errors import DataError
 
 
-def read_image(decoder: Decoder, path: str, color: bool, height: int = 0, width: int = 0) -> U8:
-    """(height, width, channels) of a file. Raises DataError that names it."""
+def read_image(
+    decoder: Decoder, path: str, color: bool, size: tuple[int, int] = (0, 0), note: Note | None = None
+) -> U8:
+    """(height, width, channels) of a file, noted while it is read; size as Decoder.decode's height and width.
+
+    Raises DataError that names the file.
+    """
+    note = note or Note()
     try:
         with open(path, "rb") as file:
             data = file.read()
     except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
         raise DataError(f"cannot read the image {os.path.abspath(path)}: {error}") from error
     try:
-        return decoder.decode(data, "color" if color else "gray", height, width)
+        with note.during(path):
+            return decoder.decode(data, "color" if color else "gray", *size)
     except Undecodable as error:
         raise DataError(f"the image {os.path.abspath(path)} {error}") from error
 
@@ -33,8 +41,8 @@ class ImageSource:
     With rand_skip so many lines as chance says are left out at the beginning, the same on all workers.
     """
 
-    def __init__(self, config: ReaderConfig, mean_image: bytes | None) -> None:
-        self._config = config
+    def __init__(self, config: ReaderConfig, mean_image: bytes | None, note: Note) -> None:
+        self._config, self._note = config, note
         self._list = os.path.abspath(config.source)
         self._lines = read_list(config.source)
         self._decoder = Decoder(config.threads)
@@ -106,7 +114,7 @@ class ImageSource:
     def _begin(self, path: str) -> Callable[[], U8]:
         images = self._config.images
         return self._decoder.begin(
-            lambda: read_image(self._decoder, path, images.color, images.height, images.width)
+            lambda: read_image(self._decoder, path, images.color, (images.height, images.width), self._note)
         )
 
     def _sides_of_top(self, pixels: U8) -> Sides:

@@ -92,7 +92,7 @@ class _Records:
         told, (name, label) = self._told, line
         path = told.root + name
         try:
-            image = read_image(self._decoder, path, not told.gray, told.height, told.width)
+            image = read_image(self._decoder, path, not told.gray, (told.height, told.width))
         except DataError as error:
             raise _Unreadable(str(error)) from error
         if told.check_size and self._shape not in (None, image.shape):

@@ -3,6 +3,10 @@
 It imports no torch and starts in some 50 ms. A file that kills a C library kills this process only. It
 sleeps while the ring is full, and ends when the socket closes or the parent dies (seen by a pidfd, since a
 fork of the parent may keep the socket open).
+
+A net and its reader speak in datagrams: the net sends what is to be read (beside it the descriptors of the
+note and of the mean image); the reader answers with the shapes; the net hands over memory for the ring; then
+slots go to and fro. reader_server.py speaks the same with several nets at once.
 """
 
 from __future__ import annotations
@@ -11,13 +15,13 @@ import json
 import os
 import select
 import socket
-import sys
 from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
 from prototxt.data.config import ReaderConfig, Shape
-from prototxt.data.ring import FAILED, HELLO, Ring, batch_bytes
+from prototxt.data.note import Note
+from prototxt.data.ring import ALLOT, FAILED, HELLO, Ring, allot, batch_bytes
 from prototxt.data.store import Stores
 from prototxt.errors import DataError
 
@@ -25,6 +29,10 @@ MAX_MESSAGE = 1 << 16
 MAX_TEXT = 4000
 RING_BYTES = 1 << 30  # fewer slots than asked for when batches are huge
 SMALL_RING_BYTES, SMALL_RING_SLOTS = 4 << 20, 9  # more when they are small: the reader is woken less often
+
+
+class Gone(Exception):
+    """The net is not there any more."""
 
 
 class Source(Protocol):
@@ -36,7 +44,7 @@ class Source(Protocol):
     def write(self, tops: list[memoryview[float]]) -> None: ...
 
 
-def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores) -> Source:
+def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores, note: Note) -> Source:
     """Raises DataError when the source cannot be read."""
     if config.kind in ("lmdb", "leveldb"):
         from prototxt.data.datum_source import DatumSource
@@ -45,18 +53,18 @@ def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores) 
     if config.kind == "images":
         from prototxt.data.image_source import ImageSource
 
-        return ImageSource(config, mean_image)
+        return ImageSource(config, mean_image, note)
     if config.kind == "windows":
         from prototxt.data.window_source import WindowSource
 
-        return WindowSource(config, mean_image)
+        return WindowSource(config, mean_image, note)
     from prototxt.data.hdf5_source import Hdf5Source
 
-    return Hdf5Source(config)
+    return Hdf5Source(config, note)
 
 
 class Outbox:
-    """The socket to the net, and the slots that are free."""
+    """The socket to the net, and the slots that are free. ``parent_fd`` is a pidfd of the net's process."""
 
     def __init__(self, sock: socket.socket, parent_fd: int) -> None:
         self._sock = sock
@@ -68,17 +76,20 @@ class Outbox:
     def send(self, message: bytes) -> None:
         self._sock.send(message)
 
-    def wait_free(self) -> bool:
-        """Sleep until a slot is free; False when the net is gone."""
+    def receive(self, descriptors: int = 0) -> tuple[bytes, list[int]]:
+        """The net's next message, and the descriptors beside it. Raises Gone."""
+        ready = {fd for fd, _ in self._poll.poll()}
+        if self._sock.fileno() not in ready:
+            raise Gone
+        message, fds, _, _ = socket.recv_fds(self._sock, MAX_MESSAGE, descriptors)
+        if not message:
+            raise Gone
+        return message, fds
+
+    def wait_free(self) -> None:
+        """Sleep until a slot is free. Raises Gone."""
         while not self.free:
-            ready = {fd for fd, _ in self._poll.poll()}
-            if self._sock.fileno() not in ready:
-                return False
-            slots = self._sock.recv(MAX_MESSAGE)
-            if not slots:
-                return False
-            self.free.extend(slots)
-        return True
+            self.free.extend(self.receive()[0])
 
 
 def slots_for(batch: int, wanted: int) -> int:
@@ -87,42 +98,52 @@ def slots_for(batch: int, wanted: int) -> int:
     return max(2, small, min(wanted, RING_BYTES // batch))
 
 
-def serve(config: ReaderConfig, source: Source, ring_fd: int, outbox: Outbox) -> None:
-    """Batches into free slots until the net is gone."""
+def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
+    """Batches into free slots until the net is gone, which raises Gone."""
     shapes = source.advance()
     slots = slots_for(batch_bytes(shapes), config.slots)
-    ring = Ring(ring_fd, slots)
-    outbox.free.extend(range(slots))
-    hello = {"shapes": shapes, "slots": slots, "notes": source.notes}
+    hello = {
+        "shapes": shapes,
+        "slots": slots,
+        "bytes": slots * allot(batch_bytes(shapes)),
+        "notes": source.notes,
+        "pid": os.getpid(),
+    }
     outbox.send(HELLO + json.dumps(hello).encode())
-    while outbox.wait_free():
-        slot = outbox.free.popleft()
-        message, tops = ring.slot(slot, shapes)
-        source.write(tops)
-        outbox.send(message)
-        shapes = source.advance()
-
-
-def read_all(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
-
-
-def main(sock_fd: int, ring_fd: int, parent_fd: int, mean_fd: int) -> None:
-    """Serve the parent at the other end of ``sock_fd``; never returns. mean_fd is -1 without a mean image."""
-    sock = socket.socket(fileno=sock_fd)
+    message, fds = outbox.receive(1)
+    if message != ALLOT or len(fds) != 1:
+        raise DataError("the net handed over no memory")
+    ring = Ring(fds[0], slots)
+    outbox.free.extend(range(slots))
     try:
-        config = ReaderConfig.from_json(sock.recv(MAX_MESSAGE))
-        mean = read_all(mean_fd) if mean_fd >= 0 else None
+        while True:
+            outbox.wait_free()
+            slot = outbox.free.popleft()
+            announcement, tops = ring.slot(slot, shapes)
+            source.write(tops)
+            outbox.send(announcement)
+            shapes = source.advance()
+    finally:
+        os.close(fds[0])
+
+
+def answer(sock: socket.socket, parent_fd: int, stores: Stores) -> None:
+    """Do what the net at the other end of ``sock`` asks for; returns when it is gone or has got an error."""
+    try:
         outbox = Outbox(sock, parent_fd)
-        serve(config, open_source(config, mean, Stores()), ring_fd, outbox)
-    except (BrokenPipeError, ConnectionResetError):
-        pass  # the net went while a message was on its way
+        wanted, fds = outbox.receive(2)
+        config = ReaderConfig.from_json(wanted)
+        mean = os.pread(fds[1], os.fstat(fds[1]).st_size, 0) if len(fds) > 1 else None
+        serve(config, open_source(config, mean, stores, Note(fds[0])), outbox)
+    except (BrokenPipeError, ConnectionResetError, Gone):
+        pass  # perhaps while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it
         text = str(error) if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
         with suppress(OSError):
-            sock.send(FAILED + text.encode()[:MAX_TEXT])
+            sock.send(FAILED + text.encode(errors="replace")[:MAX_TEXT])
+
+
+def main(sock_fd: int, parent_fd: int) -> None:
+    """Serve the parent at the other end of ``sock_fd``; never returns."""
+    answer(socket.socket(fileno=sock_fd), parent_fd, Stores())
     os._exit(0)  # nothing to tidy up: the net holds the memory
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:5]))

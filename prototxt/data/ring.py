@@ -21,8 +21,9 @@ LARGE = 64 << 20  # bytes of a slot from which on memory is looked at first
 _HEAD = struct.Struct("<cBB")  # kind, slot, number of tops
 _TOP = struct.Struct("<QB")  # offset in the memory, number of axes
 
-# The first byte of a message from the reader.
+# The first byte of a message from the reader; what the net says when it hands over the ring's memory.
 HELLO, BATCH, FAILED = b"H", b"B", b"E"
+ALLOT = b"M"
 
 Place = tuple[int, Shape]  # where a top begins, in bytes; its shape
 
@@ -61,11 +62,20 @@ def batch_bytes(shapes: list[Shape]) -> int:
     return sum(_aligned(4 * prod(shape), ALIGN) for shape in shapes)
 
 
+def allot(batch: int) -> int:
+    """The room for one slot, of a batch of so many bytes."""
+    return _aligned(batch, mmap.PAGESIZE)
+
+
 class Ring:
-    """The writing side: finds room for a batch in a slot. Memory grows to what the largest batch needs."""
+    """The writing side: finds room for a batch in a slot.
+
+    Empty memory grows to what the largest batch needs; memory that has a size is the program's and keeps it.
+    """
 
     def __init__(self, fd: int, slots: int) -> None:
         self._fd = fd
+        self._limit = os.fstat(fd).st_size
         self._end = 0
         self._places = [(0, 0)] * slots  # (offset, capacity) of each slot
         self._known: dict[tuple[int, tuple[Shape, ...]], tuple[bytes, list[memoryview[float]]]] = {}
@@ -97,9 +107,23 @@ class Ring:
 
     def _enlarge(self, slot: int, need: int) -> None:
         """New room at the end: the net may still read the old. Doubling bounds the waste."""
+        if self._limit:
+            self._cut(slot, need)
+            return
         capacity = _aligned(max(need, 2 * self._places[slot][1]), mmap.PAGESIZE)
         if capacity > LARGE and capacity > (available := _available_memory()):
             raise DataError(f"a batch takes {need >> 20} MiB of memory, {available >> 20} MiB are available")
         os.posix_fallocate(self._fd, self._end, capacity)  # an error here, not a SIGBUS at the first write
         self._places[slot] = (self._end, capacity)
         self._end += capacity
+
+    def _cut(self, slot: int, need: int) -> None:
+        """The slot's equal part of memory that does not grow."""
+        part = self._limit // len(self._places) // mmap.PAGESIZE * mmap.PAGESIZE
+        if need > part:
+            raise DataError(
+                f"a batch takes {need} bytes, and a slot of the memory that the workers share {part}:"
+                " images of many sizes need a reader for each worker"
+            )
+        self._places[slot] = (slot * part, part)
+        self._end = self._limit

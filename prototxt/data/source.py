@@ -7,88 +7,27 @@ import logging
 import mmap
 import os
 import select
-import signal
 import socket
-import subprocess
-import sys
 import weakref
 from contextlib import suppress
 from math import prod
-from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-import prototxt
 from prototxt.data.config import ReaderConfig, Shape
-from prototxt.data.ring import BATCH, FAILED, HELLO, unpack_batch
+from prototxt.data.note import read_note
+from prototxt.data.process import ReaderProcess, join_shared, memory, start_own, stop
+from prototxt.data.ring import ALLOT, BATCH, FAILED, HELLO, unpack_batch
+from prototxt.data.share import Share
 from prototxt.errors import DataError
 
 log = logging.getLogger(__name__)
 
-# -I -S: neither the user's folder nor site-packages' start-up files get a say; the paths come as arguments.
-_BOOT = (
-    "import sys; sys.path += sys.argv[5:]; "
-    "from prototxt.data.reader import main; main(*map(int, sys.argv[1:5]))"
-)
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 _MAX_MESSAGE = 1 << 16
 _MAX_VIEWS = 256
-_STOP_SECONDS = 2.0
-_DEATHS = {
-    signal.SIGBUS: "is it truncated, or its disk failing?",
-    signal.SIGSEGV: "is it corrupt?",
-    signal.SIGKILL: "out of memory, or killed by hand",
-}
-
-
-def _memory(name: str, content: bytes = b"") -> int:
-    fd = os.memfd_create(name)
-    if content:
-        with os.fdopen(os.dup(fd), "wb") as file:
-            file.write(content)
-    return fd
-
-
-def _spawn(sock: socket.socket, ring: int, mean_image: bytes | None) -> subprocess.Popen[bytes]:
-    """A reader at the other end of ``sock``; in a session of its own, so Ctrl-C reaches the trainer alone."""
-    me = os.pidfd_open(os.getpid())
-    mean = -1 if mean_image is None else _memory("prototxt-mean", mean_image)
-    fds = [sock.fileno(), ring, me, mean]
-    paths = [str(Path(prototxt.__file__).parent.parent), *filter(None, sys.path)]
-    try:
-        return subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _BOOT, *map(str, fds), *paths],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            pass_fds=[fd for fd in fds if fd >= 0],
-            env={**os.environ, **_ONE_THREAD},
-            start_new_session=True,
-        )
-    finally:
-        for fd in fds[2:]:
-            if fd >= 0:
-                os.close(fd)
-
-
-def _stop(owner: int, sock: socket.socket, process: subprocess.Popen[bytes], fds: tuple[int, ...]) -> None:
-    """End the reader and reap it. In a fork of the owner only the descriptors go."""
-    if os.getpid() == owner:
-        with suppress(OSError):
-            sock.shutdown(socket.SHUT_RDWR)  # reaches the reader whatever forks hold the socket too
-    sock.close()
-    for fd in fds:
-        os.close(fd)
-    if os.getpid() != owner:
-        return
-    try:
-        process.wait(_STOP_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        with suppress(subprocess.TimeoutExpired):  # it may hang in the kernel; init reaps it then
-            process.wait(_STOP_SECONDS)
 
 
 class Reader:
@@ -99,11 +38,19 @@ class Reader:
     is a DataError that begins with ``place``; after one, each take() raises it again.
 
     timeout  seconds that a batch may take (a stalled file system must not hang a training for ever)
+    share    read through the process that the machine's workers share; the batches are the same
+    pid      of the reader process
     shapes   of the first batch's tops;  batches: taken so far
     """
 
     def __init__(
-        self, config: ReaderConfig, *, place: str, mean_image: bytes | None = None, timeout: float = 300.0
+        self,
+        config: ReaderConfig,
+        *,
+        place: str,
+        mean_image: bytes | None = None,
+        timeout: float = 300.0,
+        share: Share | None = None,
     ) -> None:
         self._place = place
         self._source = os.path.abspath(config.source)
@@ -114,24 +61,55 @@ class Reader:
         self._held = -1  # the slot in the caller's hands
         self._done = bytearray()  # slots to give back, half a ring at once: that wakes the reader less often
         self.batches = config.start
-        self._ring = _memory("prototxt-ring")
-        self._sock, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            self._process = _spawn(theirs, self._ring, mean_image)
-        self._pidfd = os.pidfd_open(self._process.pid)
-        fds = (self._ring, self._pidfd)
-        self._stop = weakref.finalize(self, _stop, self._owner, self._sock, self._process, fds)
+        self._note = memory("prototxt-note")
+        self._reader = self._start(config, share)
+        self._sock = self._reader.sock
+        self._fds = [self._note]
+        self._stop = weakref.finalize(self, stop, self._owner, self._reader, self._fds)
+        self._pidfd, self.pid = -1, 0  # of a reader that this process has started
+        if self._reader.process is not None:
+            self.pid = self._reader.process.pid
+            self._pidfd = os.pidfd_open(self._reader.process.pid)
+            self._fds.append(self._pidfd)
         self._sock.setblocking(False)
-        self._sock.send(config.to_json())
+        self._ask(config, mean_image)
         hello = json.loads(self._wait(HELLO)[1:])
+        self.pid = hello["pid"]
         self.shapes: list[Shape] = [tuple(shape) for shape in hello["shapes"]]
         self._give_back = max(1, hello["slots"] // 2)
         for note in hello["notes"]:
             log.warning("%s: %s", place, note)
+        self._ring = self._allot(config, hello["bytes"], share)
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def _start(self, config: ReaderConfig, share: Share | None) -> ReaderProcess:
+        if share is None:
+            return start_own()
+        try:
+            return join_shared(share.address(config.kind, config.source), self._timeout)
+        except DataError as error:
+            os.close(self._note)
+            raise DataError(f"{self._place}: {error}") from error
+
+    def _ask(self, config: ReaderConfig, mean_image: bytes | None) -> None:
+        """Say what is to be read; the note and the mean image go beside it."""
+        mean = [] if mean_image is None else [memory("prototxt-mean", mean_image)]
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv
+                socket.send_fds(self._sock, [config.to_json()], [self._note, *mean])
+        finally:
+            for fd in mean:
+                os.close(fd)
+
+    def _allot(self, config: ReaderConfig, size: int, share: Share | None) -> int:
+        """The ring's memory: the program's where the reader is shared, else our own, which grows."""
+        if share is None:
+            ring = memory("prototxt-ring")
+        else:
+            ring = os.dup(share.memory(f"{config.kind}/{self._source}/{config.rank}", size))
+        self._fds.append(ring)
+        with suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._sock, [ALLOT], [ring])
+        return ring
 
     def take(self) -> tuple[Tensor, ...]:
         """The next batch, one float32 tensor a top; the one before is given back."""
@@ -199,10 +177,11 @@ class Reader:
         """The next message; b"" when the reader is dead (seen by its pidfd: a fork may hold its socket)."""
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
-        poll.register(self._pidfd, select.POLLIN)
+        if self._pidfd >= 0:
+            poll.register(self._pidfd, select.POLLIN)
         if not poll.poll(self._timeout * 1000):
             self._fail(
-                f"no batch for {self._timeout:g} s; reader process {self._process.pid} is alive, "
+                f"no batch for {self._timeout:g} s; reader process {self.pid} is alive, "
                 f"so the file system of {self._source} may be stalled"
             )
         with suppress(BlockingIOError, ConnectionResetError):
@@ -210,13 +189,8 @@ class Reader:
         return b""
 
     def _death(self) -> str:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_STOP_SECONDS)
-        code = self._process.returncode
-        if code is None or code >= 0:
-            return f"the reader of {self._source} ended unexpectedly (exit code {code})"
-        why = _DEATHS.get(signal.Signals(-code))
-        return f"reading {self._source} ended in {signal.Signals(-code).name}{f' ({why})' if why else ''}"
+        files = read_note(self._note)
+        return self._reader.death(self._source) + (f", at {files}" if files else "")
 
     def _fail(self, text: str) -> NoReturn:
         self._failure = f"{self._place}: {text}"

@@ -19,6 +19,7 @@ from prototxt.data.config import ReaderConfig, Shape, WindowConfig
 from prototxt.data.datum_source import AHEAD, refuse_batch
 from prototxt.data.decode import U8, Decoder, Undecodable, load_cv2
 from prototxt.data.image_source import read_image
+from prototxt.data.note import Note
 from prototxt.errors import DataError
 
 T = TypeVar("T", int, float)
@@ -170,7 +171,8 @@ class WindowFile:
 class WindowSource:
     """Windows drawn by this worker's own chance, for ever; in a batch, background comes first."""
 
-    def __init__(self, config: ReaderConfig, mean_image: bytes | None) -> None:
+    def __init__(self, config: ReaderConfig, mean_image: bytes | None, note: Note) -> None:
+        self._note = note
         self._config, self._windows = config, config.windows
         self._file = WindowFile(config.source, config.windows)
         self._decoder, self._cv2 = Decoder(config.threads), load_cv2()
@@ -234,11 +236,12 @@ class WindowSource:
     def _begin(self, image: int) -> Callable[[], U8]:
         path = self._file.images[image]
         if not self._cache:
-            return self._decoder.begin(lambda: read_image(self._decoder, path, True))
+            return self._decoder.begin(lambda: read_image(self._decoder, path, True, note=self._note))
 
         def decode() -> U8:
             try:
-                return self._decoder.decode(self._cache[image], "color")
+                with self._note.during(path):
+                    return self._decoder.decode(self._cache[image], "color")
             except Undecodable as error:
                 raise DataError(f"the image {os.path.abspath(path)} {error}") from error
 

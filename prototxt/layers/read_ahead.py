@@ -49,7 +49,8 @@ def read_ahead(spec: LayerSpec, config: ReaderConfig, mean_image: bytes | None =
     context = spec.context
     place = str(spec.error("")).removesuffix(": ")
     timeout = float(context.options.get("reader_timeout", READ_SECONDS))
-    reader = Reader(config, place=place, mean_image=mean_image, timeout=timeout)
+    share = context.options.get("share") if config.train else None
+    reader = Reader(config, place=place, mean_image=mean_image, timeout=timeout, share=share)
     return Built(ReadAhead(reader, context.device), list(reader.shapes), source=True)
 
 
