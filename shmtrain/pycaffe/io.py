@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from prototxt import schema
 from prototxt.blob import Array
+from shmtrain.pycaffe.proto import caffe_pb2  # scripts know it by this place too
 
 AnyArray = npt.NDArray[Any]
 GRAY = (0.2125, 0.7154, 0.0721)  # of red, green and blue: CIE 1931 luminance of linear light
@@ -36,7 +36,7 @@ def blobproto_to_array(blob: Any, return_diff: bool = False) -> AnyArray:
 
 def array_to_blobproto(arr: AnyArray, diff: AnyArray | None = None) -> Any:
     """A BlobProto of the array, and of ``diff``, which has the same shape."""
-    blob = schema.BlobProto()
+    blob = caffe_pb2.BlobProto()
     blob.shape.dim.extend(arr.shape)
     blob.data.extend(arr.astype(float).flat)
     if diff is not None:
@@ -46,20 +46,20 @@ def array_to_blobproto(arr: AnyArray, diff: AnyArray | None = None) -> Any:
 
 def arraylist_to_blobprotovector_str(arraylist: Iterable[AnyArray]) -> bytes:
     """The arrays as one serialised BlobProtoVector."""
-    vector = schema.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist])
+    vector = caffe_pb2.BlobProtoVector(blobs=[array_to_blobproto(array) for array in arraylist])
     return bytes(vector.SerializeToString())
 
 
 def blobprotovector_str_to_arraylist(serialised: bytes) -> list[AnyArray]:
     """The reverse. Raises google.protobuf.message.DecodeError for other bytes."""
-    return [blobproto_to_array(blob) for blob in schema.BlobProtoVector.FromString(serialised).blobs]
+    return [blobproto_to_array(blob) for blob in caffe_pb2.BlobProtoVector.FromString(serialised).blobs]
 
 
 def array_to_datum(arr: AnyArray, label: int | None = None) -> Any:
     """A Datum of a (channels, height, width) array: bytes for uint8, floats for all else."""
     if arr.ndim != 3:
         raise ValueError(f"a Datum holds (channels, height, width); the array's shape is {arr.shape}")
-    datum = schema.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
+    datum = caffe_pb2.Datum(channels=arr.shape[0], height=arr.shape[1], width=arr.shape[2])
     if arr.dtype == np.uint8:
         datum.data = arr.tobytes()
     else:
