@@ -164,11 +164,12 @@ def _whole(path: str | os.PathLike[str]) -> Iterator[Any]:
             os.fsync(written.fileno())
         os.chmod(temporary, file_mode())
         os.replace(temporary, target)
-    except (OSError, RuntimeError, ValueError) as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+    except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise WeightsError(f"cannot write {target}: {reason}") from error
+    finally:
+        if temporary:
+            Path(temporary).unlink(missing_ok=True)
 
 
 def write_net(net: Net, path: str | os.PathLike[str], diff: bool = False) -> None:

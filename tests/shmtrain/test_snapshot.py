@@ -169,6 +169,54 @@ def test_the_weights_are_found_beside_a_state_that_was_moved(folder: Path) -> No
         assert solver.iter == 1
 
 
+# HDF5 ----------------------------------------------------------------------------------------------------
+
+HDF5 = "snapshot_format: HDF5\n"
+
+
+def test_an_hdf5_snapshot_goes_on_as_a_binary_one_does_under_any_name(folder: Path) -> None:
+    with small(HDF5) as solver:
+        solver.step(4)
+        solver.snapshot()
+        assert {p.name for p in folder.glob("s_*")} == {"s_iter_4.caffemodel.h5", "s_iter_4.solverstate.h5"}
+        solver.step(3)
+        want = solver.net.params["ip"][0].data.copy()
+    Path("s_iter_4.solverstate.h5").rename("state")
+    for text in ("", HDF5):  # how it goes on saving does not matter
+        with small(text) as solver:
+            solver.restore("state")
+            assert solver.iter == 4
+            solver.step(3)
+            np.testing.assert_array_equal(solver.net.params["ip"][0].data, want)
+
+
+def test_the_faults_of_hdf5_files_are_told_as_those_of_binary_ones(folder: Path) -> None:
+    with small(HDF5) as solver:
+        solver.step(1)
+        solver.snapshot()
+        with pytest.raises(SnapshotError, match=r"use --weights; the state is s_iter_1\.solverstate\.h5"):
+            solver.restore("s_iter_1.caffemodel.h5")
+    with small('type: "Adam"\n') as adam, pytest.raises(SnapshotError, match="another solver type"):
+        adam.restore("s_iter_1.solverstate.h5")
+    Path("s_iter_1.solverstate.h5").write_bytes(Path("s_iter_1.solverstate.h5").read_bytes()[:900])
+    with pytest.raises(SnapshotError, match=r"s_iter_1\.solverstate\.h5: not a solver state: .*truncated"):
+        read_state("s_iter_1.solverstate.h5")
+
+
+def test_resume_chooses_the_newest_among_both_formats(folder: Path) -> None:
+    for text, iteration in (("", 1), (HDF5, 2), ("", 3), (HDF5, 4)):
+        with small(text) as solver:
+            solver.step(iteration)
+            solver.snapshot()
+    skipped: list[str] = []
+    assert newest_whole("s", skipped.append) == "s_iter_4.solverstate.h5"
+    cut = Path("s_iter_4.caffemodel.h5").read_bytes()
+    Path("s_iter_4.caffemodel.h5").write_bytes(cut[: len(cut) // 2])
+    Path("s_iter_3.caffemodel").unlink()
+    assert newest_whole("s", skipped.append) == "s_iter_2.solverstate.h5"
+    assert ["s_iter_4" in skipped[0], "s_iter_3" in skipped[1], len(skipped)] == [True, True, 2]
+
+
 # Whole or not there --------------------------------------------------------------------------------------
 
 
