@@ -136,9 +136,7 @@ def _srun(e: Environment) -> Launched:
     node = _number(e, "SLURM_NODEID")
     tasks = tasks_per_node(e.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if node >= len(tasks):
-        raise ConfigError(
-            f"srun: node {node} of {len(tasks)}: SLURM_NODEID and SLURM_STEP_TASKS_PER_NODE differ"
-        )
+        raise ConfigError(f"srun: SLURM_NODEID is {node}, SLURM_STEP_TASKS_PER_NODE has {len(tasks)} nodes")
     threads = _number(e, "SLURM_CPUS_PER_TASK") if e.get("SLURM_CPUS_PER_TASK") else None
     return Launched(
         "srun", _number(e, "SLURM_PROCID"), _number(e, "SLURM_STEP_NUM_TASKS"), _number(e, "SLURM_LOCALID"),

@@ -46,7 +46,7 @@ class Exchange:
 
     The first worker of a job gives its weights, all others take them. Raises ConfigError, and smb.SmbError
     in every call: after smb.NonFinite this worker has diverged. Workers on one machine see one another die.
-    eamsgd needs a solver's own momentum and is for solver files alone. Close it, or use it in a ``with``.
+    eamsgd, which needs a solver's own momentum, and the MPI ways are for solver files alone. Close it, or use it in a ``with``.
     """
 
     def __init__(
@@ -217,6 +217,8 @@ def _options(algorithm: str, workers: int, options: dict[str, Any]) -> tuple[Met
     unknown = options.keys() - MethodOptions.__dataclass_fields__.keys()
     if unknown:
         raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
+    if algorithm in METHODS and not METHODS[algorithm].box:
+        raise ConfigError(f"{algorithm} meets by MPI: it is for solver files under mpirun alone")
     filled = method(algorithm, workers, "alpha" in told, MethodOptions(**options))
     own(algorithm, told)
     if not 0 < told.get("alpha", 0.5) < 1 or told.get("tau", 1) < 1:

@@ -42,7 +42,8 @@ def own_temporary_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_every_algorithm_is_tried_here() -> None:
-    assert OPTIONS.keys() == METHODS.keys()
+    """But for those that meet by MPI: test_mpi.py has them."""
+    assert OPTIONS.keys() == {name for name, entry in METHODS.items() if entry.box}
 
 
 @pytest.mark.parametrize("algorithm", OPTIONS)

@@ -17,7 +17,7 @@ CURVATURE = np.linspace(0.5, 2.0, N).astype(np.float32)
 OPTIMUM = start(99, N)
 METHOD = Method(wait_limit=60.0)
 FORMS: dict[str, tuple[str, Method, float]] = {
-    **{name: (name, METHOD, 0.0) for name in METHODS},
+    **{name: (name, METHOD, 0.0) for name, entry in METHODS.items() if entry.box},
     "eamsgd": ("eamsgd", METHOD, 0.9),
     "seasgd with momentum": ("seasgd", METHOD, 0.9),
     "downpour, inverse": ("downpour", replace(METHOD, staleness="inverse"), 0.0),
