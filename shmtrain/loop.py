@@ -46,7 +46,8 @@ class Exchange:
 
     The first worker of a job gives its weights, all others take them. Raises ConfigError, and smb.SmbError
     in every call: after smb.NonFinite this worker has diverged. Workers on one machine see one another die.
-    eamsgd, which needs a solver's own momentum, and the MPI ways are for solver files alone. Close it, or use it in a ``with``.
+    eamsgd, which needs a solver's own momentum, and the MPI ways are for solver files alone. Close it, or use
+    it in a ``with``.
     """
 
     def __init__(

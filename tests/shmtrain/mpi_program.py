@@ -101,6 +101,7 @@ def elastic(comm: Any, tau: int) -> Saved:
     workers.Barrier()
     after = np.empty(N, np.float32)
     exchange.center(after)
+    workers.Barrier()
     worker.weights[5] = 0
     exchange.finish()
     exchange.close()
