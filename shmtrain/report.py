@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from shmtrain.compare.groups import Group, alone
 
 if TYPE_CHECKING:
@@ -182,13 +184,21 @@ def _curves(groups: Sequence[Group], workers: int, palette: _Palette) -> Figure:
         ):
             axes.set(xlabel=unit)
         row[0].set_ylabel(what)
-        row[2].set_xscale("log")
+        _log(row[2], "x")
     _closer(rows[0], [100 * p.accuracy for g in mine for p in g.tested() if p.accuracy is not None])
     for axes in rows[1]:
-        axes.set_yscale("log")
+        _log(axes, "y")
     figure.suptitle(f"{workers} workers, means over seeds", x=0.01, ha="left")
     _legend(figure, rows[0][0])
     return figure
+
+
+def _log(axes: Axes, which: str) -> None:
+    """A logarithmic axis, where there is anything that it can show."""
+    if any(
+        value > 0 for line in axes.get_lines() for value in np.asarray(getattr(line, f"get_{which}data")())
+    ):
+        getattr(axes, f"set_{which}scale")("log")
 
 
 def _closer(row: Iterable[Axes], values: Sequence[float]) -> None:
