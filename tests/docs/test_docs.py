@@ -28,6 +28,7 @@ SETUP = {
 }
 # What is long gets an argument that ends it soon. Everything else runs to the letter.
 SHORTER: dict[str, str] = {
+    "--workers 1,2,4 --seeds 3": "--workers 2 --seeds 1 --max-iter 20",
     "lenet_small_solver.prototxt": "lenet_small_solver.prototxt --max-iter 20",
 }
 
