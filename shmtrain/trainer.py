@@ -467,6 +467,7 @@ class Trainer:
             "exchanges": stats.count,
             "exchange_seconds": stats.seconds,
             "parts": stats.parts,
+            "hidden_parts": stats.hidden,
             "bytes_sent": stats.sent,
             "bytes_received": stats.received,
             "staleness": seen,
