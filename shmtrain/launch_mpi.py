@@ -37,6 +37,8 @@ def run(config: TrainConfig, console: Console, place: Launched) -> int:
     """Train as this rank; the exit code. Raises ConfigError where there is no MPI."""
     ranks = _ranks(config, place)
     name = f"Rank {ranks.rank} (pid {os.getpid()})"
+    if ranks.rank == 0:
+        begin_files(config, [0])  # before the ranks meet: those of worker 0 may be another rank's
     with Log([sys.stderr], config.run.log if ranks.rank == 0 else None) as told:
         parent = f"{place.launcher}'s process (pid {os.getppid()})"
         try:
@@ -74,7 +76,6 @@ def _take_part(config: TrainConfig, console: Console, place: Launched, ranks: Ra
     server = METHODS[config.sharing.algorithm].server
     hosts = ranks.hosts()
     if ranks.rank == 0:
-        begin_files(config, [0])
         lines = [Placed(rank, host, "MPI") for rank, host in enumerate(hosts)]
         told.info(
             f"Launched by {place.launcher}: {where(lines)} ({ranks.library()}"
@@ -96,7 +97,7 @@ def _train(config: TrainConfig, console: Console, place: Launched, ranks: Ranks,
 
     sharing = config.sharing
     torch.set_num_threads(worker_threads(config, place))
-    if ranks.rank:
+    if role.rank:
         begin_files(config, [role.rank])
     with Reports.open(config, role.rank, console.progress) as reports, ExitStack() as stack:
         learner = Learner.open(config, role, reports.log)
