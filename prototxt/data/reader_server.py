@@ -10,7 +10,7 @@ import socket
 import struct
 import threading
 
-from prototxt.data.reader import answer
+from prototxt.data.reader import answer, give_way
 from prototxt.data.store import Stores
 
 FIRST_SECONDS = 30.0  # until somebody comes
@@ -56,6 +56,7 @@ class _Nets:
 
 def main(listening_fd: int) -> None:
     """Serve whoever connects to the listening socket; never returns."""
+    give_way()  # its threads inherit it
     listening = socket.socket(fileno=listening_fd)
     listening.settimeout(FIRST_SECONDS)
     nets = _Nets()

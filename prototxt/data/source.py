@@ -11,6 +11,7 @@ import socket
 import weakref
 from contextlib import suppress
 from math import prod
+from time import perf_counter
 from types import TracebackType
 from typing import NoReturn
 
@@ -39,7 +40,7 @@ class Reader:
 
     timeout  seconds that a batch may take (a stalled file system must not hang a training for ever)
     share    read through the process that the machine's workers share; the batches are the same
-    pid      of the reader process
+    pid      of the reader process;  waited: seconds in take() so far
     shapes   of the first batch's tops;  batches: taken so far
     """
 
@@ -61,6 +62,7 @@ class Reader:
         self._held = -1  # the slot in the caller's hands
         self._done = bytearray()  # slots to give back, half a ring at once: that wakes the reader less often
         self.batches = config.start
+        self.waited = 0.0
         self._note = memory("prototxt-note")
         self._reader = self._start(config, share)
         self._sock = self._reader.sock
@@ -113,6 +115,7 @@ class Reader:
 
     def take(self) -> tuple[Tensor, ...]:
         """The next batch, one float32 tensor a top; the one before is given back."""
+        start = perf_counter()
         if self._failure or os.getpid() != self._owner:
             raise self._unusable()
         if self._held >= 0:
@@ -128,6 +131,7 @@ class Reader:
             message = self._wait(BATCH, message)
         self._held, tensors = self._views.get(message) or self._map(message)
         self.batches += 1
+        self.waited += perf_counter() - start
         return tensors
 
     def close(self) -> None:

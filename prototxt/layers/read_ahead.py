@@ -34,6 +34,11 @@ class ReadAhead(nn.Module):
     def batches(self) -> int:
         return self.reader.batches
 
+    @property
+    def waited(self) -> float:
+        """Seconds that the net has waited for its batches so far."""
+        return self.reader.waited
+
     def forward(self) -> Tensor | tuple[Tensor, ...]:
         tops = self.reader.take()
         if self._device is not None:
