@@ -11,6 +11,7 @@ from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
 from shmtrain.config import TrainConfig
+from shmtrain.data_wait import DataWait
 from shmtrain.debug import layered_pass, watched_pass
 from shmtrain.log import Log
 from shmtrain.params import F32, Params
@@ -52,12 +53,14 @@ class Learner:
     iteration: int = 0
     params: Params = field(init=False)
     updater: Updater = field(init=False)
+    data_wait: DataWait = field(init=False)
     rates: RateState = field(init=False, default_factory=RateState)
     last: Outcome | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.params = Params(self.net)
         self.updater = Updater(self.config.rule, self.params)
+        self.data_wait = DataWait(self.net)
 
     @classmethod
     def open(cls, config: TrainConfig, role: Role, log: Log) -> Learner:
@@ -86,6 +89,7 @@ class Learner:
         watch  log what every layer makes, for debug_info; slow
         """
         size = self.config.rule.iter_size
+        self.data_wait.begin()
         self.params.clear_gradient()
         loss = 0.0
         for _ in range(size):
@@ -128,6 +132,7 @@ class Learner:
         """Clip, normalise, regularise and apply the accumulated gradients."""
         self.updater.clip(self.log)
         self.updater.apply(rate)
+        self.data_wait.end()
 
     # Snapshots -------------------------------------------------------------------------------------------
 

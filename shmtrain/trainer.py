@@ -452,6 +452,7 @@ class Trainer:
                 "seconds": summary.seconds,
                 "stopped": summary.stopped,
                 **{f"loop_{name}": seconds for name, seconds in self._loop.items()},
+                **self.learner.data_wait.tell(self.log),
                 **self._met(),
             },
         )

@@ -119,6 +119,7 @@ def test_the_log_of_a_run_agrees_with_the_originals_line_by_line(
     ]
     start = theirs.index("Solving smallnet")
     ours = log_lines()
+    assert re.fullmatch(r"Wait for data: p50 \d+ us, p99 \d+ us a step, .*", ours.pop())  # our own
     got = essential(ours[ours.index("Solving smallnet") :])
     assert got == essential(theirs[start:-1])  # the last line is the original's command's, not the solver's
 
