@@ -245,6 +245,7 @@ class SolverChecks:
             method=way,
             smb=o.smb,
             job=o.job,
+            join=o.join,
             box_grace=o.box_grace,
             by_machine=o.by_machine and o.algorithm == "hybrid" and o.method.group_size is None,
         )

@@ -91,6 +91,9 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
         "--box-grace", type=float, default=60.0, metavar="S", help="how long an outside box may be away (60)"
     )
     g.add_argument("--job", metavar="NAME", help="the job's name, prefix of its keys in the box (made up)")
+    g.add_argument(
+        "--join", action="store_true", help="be one more worker of the running --job, by its own options"
+    )
     g.add_argument("--algorithm", choices=tuple(METHODS), default="seasgd", help="how they meet (seasgd)")
     g.add_argument("--exchange", choices=WAYS, help="seasgd: in one pass, or what overlaps it (fused)")
     g.add_argument("--alpha", "--moving-rate", type=float, metavar="A", help="moving rate, fixed (beta/N)")
@@ -205,6 +208,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         warmup=args.warmup,
         smb=args.smb,
         job=args.job,
+        join=args.join,
         box_grace=args.box_grace,
         weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,

@@ -84,6 +84,9 @@ class Rows:
     def pace(self, rank: int) -> int:
         return int(self.table[rank, Column.PACE])
 
+    def start(self, rank: int) -> int:
+        return int(self.table[rank, Column.START])
+
     def credit(self, rank: int) -> int:
         return int(self.table[rank, Column.CREDIT])
 

@@ -38,6 +38,7 @@ class Handover:
     tickets   what the job's counter stood at when the job began
     launcher  a pidfd of the launcher; pid is its number, for messages
     place     this worker's place in the launch, where another launcher than ours has started it
+    joining   whether the job runs already: ``rank`` is a row that this worker has taken in its table
     """
 
     config: TrainConfig
@@ -49,6 +50,7 @@ class Handover:
     launcher: HandedDown
     pid: int
     place: Launched | None = None
+    joining: bool = False
 
     @property
     def launched_by(self) -> str:

@@ -27,6 +27,8 @@ from shmtrain.environment import Launched
 from shmtrain.grace import LastingProgress
 from shmtrain.group import Progress, State
 from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, worker_threads
+from shmtrain.joined import Joined
+from shmtrain.launch_join import SPARE, description
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
@@ -44,6 +46,10 @@ def run(config: TrainConfig, console: Console, place: Launched | None = None) ->
 
     place  of this process where torchrun, mpirun or srun has started the workers: it is one of them
     """
+    if config.sharing.join:
+        from shmtrain import launch_join
+
+        return launch_join.run(config, console)
     if place is not None and config.sharing.shared:
         from shmtrain import launch_rank
 
@@ -60,7 +66,8 @@ def run(config: TrainConfig, console: Console, place: Launched | None = None) ->
             address = config.sharing.smb or stack.enter_context(_embedded(folder))
             box = stack.enter_context(smb.connect(address, name="launcher", reconnect=config.sharing.grace))
             job = config.sharing.job or _job_name(config)
-            progress = _open_job(box, job, config.sharing.workers)
+            tickets = box.counter(counter_key(job)).value
+            progress = _open_job(box, job, config, tickets)
             own = os.pidfd_open(os.getpid())
             stack.callback(os.close, own)
             first = Handover(
@@ -69,12 +76,12 @@ def run(config: TrainConfig, console: Console, place: Launched | None = None) ->
                 rank=0,
                 job=job,
                 box=BoxPlace(address, config.sharing.smb is None, folder),
-                tickets=box.counter(counter_key(job)).value,
+                tickets=tickets,
                 launcher=HandedDown(own),
                 pid=os.getpid(),
             )
             box.patient = False  # the signals go on while the box is away
-            return _Launch(first, progress, log).run()
+            return _Launch(first, progress, log, Joined(box, job, progress, log)).run()
         except smb.SmbError as error:
             log.error(f"The memory box: {error}")
             return FAILED
@@ -117,10 +124,12 @@ def _job_name(config: TrainConfig) -> str:
     return f"{Path(config.path).stem}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def _open_job(box: smb.Box, job: str, workers: int) -> Progress:
-    """The job's table; its name is taken in this box while this process lives."""
+def _open_job(box: smb.Box, job: str, config: TrainConfig, tickets: int) -> Progress:
+    """The job's table; its name is taken in this box while this process lives. Others may join it."""
+    sharing = config.sharing
+    spare, meta = (SPARE, description(config, tickets)) if sharing.smb is not None else (0, b"")
     try:
-        return LastingProgress.create(box, job, workers)
+        return LastingProgress.create(box, job, sharing.workers, spare, meta)
     except smb.KeyExists as error:
         raise smb.KeyExists(f"job {job!r} runs in this box already; choose another --job") from error
 
@@ -128,13 +137,14 @@ def _open_job(box: smb.Box, job: str, workers: int) -> Progress:
 class _Launch:
     """One job: its workers from their start to the exit code."""
 
-    def __init__(self, first: Handover, progress: Progress, log: Log) -> None:
-        self._first, self._progress, self._log = first, progress, log
+    def __init__(self, first: Handover, progress: Progress, log: Log, joined: Joined) -> None:
+        """``joined``: the workers that are not ours."""
+        self._first, self._progress, self._log, self._joined = first, progress, log, joined
         self._signals = Signals()
         self._workers: list[Watched] = []
         self._snapshots = 0  # requests passed on
         self._done_at: float | None = None  # when the first worker ended well
-        self._forced = False
+        self._forced = self._stopped = False
 
     def run(self) -> int:
         with self._signals:
@@ -177,7 +187,7 @@ class _Launch:
     # The watch -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while living := [w for w in self._workers if not w.ended]:
+        while (living := [w for w in self._workers if not w.ended]) or self._joined.working():
             self._wait(living)
             for worker in living:
                 self._bury(worker)
@@ -205,6 +215,8 @@ class _Launch:
         if worker.process.is_alive():
             return
         worker.ended = True
+        if worker.process.exitcode == OK and self._progress.rows().state(worker.rank) is State.LEFT:
+            return
         if worker.process.exitcode == OK:
             self._done_at = self._done_at or time.monotonic()
             return
@@ -223,7 +235,12 @@ class _Launch:
         rows = self._progress.rows()
         if self._snapshots < self._signals.snapshots:
             self._snapshots = self._signals.snapshots
-            self._workers[rows.leader].send(signal.SIGHUP)
+            for worker in self._workers:
+                if worker.rank == rows.leader and not worker.ended:
+                    worker.send(signal.SIGHUP)
+        if self._signals.stops and not self._stopped:
+            self._stopped = True
+            self._joined.tell(signal.SIGINT)
         for worker in self._workers if self._signals.stops else ():
             if not worker.told and rows.state(worker.rank) >= State.TRAINING:
                 worker.told = True
@@ -232,6 +249,7 @@ class _Launch:
     def _look(self) -> None:
         """Name the workers that are stuck; end those that are when the job is over."""
         rows = self._progress.rows()
+        self._joined.look(rows, {w.rank for w in self._workers if not w.ended})
         for worker in self._workers:
             if not worker.ended and (line := worker.stuck(rows, self._first.console.stuck)):
                 self._log.warning(line)
@@ -246,7 +264,7 @@ class _Launch:
             worker.send(signal.SIGKILL)
 
     def _verdict(self) -> int:
-        ended_well = [w for w in self._workers if w.process.exitcode == OK]
+        ended_well = any(w.process.exitcode == OK for w in self._workers) or self._joined.ended_well
         if ended_well and not self._forced:
             return OK
         if not self._forced:

@@ -27,7 +27,7 @@ from shmtrain.options import ConfigError
 from shmtrain.reports import Reports, begin_files
 from shmtrain.role import Alone
 from shmtrain.trainer import Trainer
-from shmtrain.worker import FAILURES, loop, stop_at_sigterm, vectors
+from shmtrain.worker import FAILURES, loop, at_sigterm, vectors
 
 if TYPE_CHECKING:
     from shmtrain.exchange.mpi_ranks import Ranks
@@ -113,7 +113,7 @@ def _train(config: TrainConfig, console: Console, place: Launched, ranks: Ranks,
         assert isinstance(exchange, Lockstep)
         counting = StepCounting(exchange, learner.iteration, config.schedule.max_iter)
         trainer = Trainer(learner, exchange, counting, role, reports)
-        stop_at_sigterm(trainer)
+        at_sigterm(trainer, "stop")
         loop(trainer, console)
         exchange.close()  # type: ignore[attr-defined]  # all MPI ways have it
 

@@ -66,6 +66,7 @@ class Options:
     warmup: int = DEFAULT_WARMUP
     smb: str | None = None
     job: str | None = None
+    join: bool = False
     box_grace: float = 60.0
     by_machine: bool = False
     weights: tuple[str, ...] = ()

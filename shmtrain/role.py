@@ -26,6 +26,9 @@ class Role(Protocol):
     @property
     def leads(self) -> bool: ...
 
+    def leave(self) -> bool:
+        """End before the job does; False when nobody else would be left to go on with it."""
+
     def leading(self) -> AbstractContextManager[None]:
         """Around a test or a snapshot: this worker makes no steps meanwhile and is not stuck."""
 
@@ -38,6 +41,9 @@ class Alone:
     world: int = 1
     job: str = "local"
     leads: bool = True
+
+    def leave(self) -> bool:
+        return False
 
     def leading(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -111,6 +111,7 @@ class Sharing:
     """How the workers meet. ``shared`` is False where the loop is the original's, alone.
 
     by_machine  the groups are those of each machine, and not known yet; ``grouped`` tells them
+    join        the job runs already: one more worker joins it
     """
 
     workers: int
@@ -125,6 +126,7 @@ class Sharing:
     job: str | None
     box_grace: float = 0.0
     by_machine: bool = False
+    join: bool = False
 
     def grouped(self, groups: int) -> Sharing:
         """The same now that the number of groups is known."""

@@ -41,7 +41,7 @@ class Signals:
             self._requests.append(effect)
 
     def next(self) -> str | None:
-        """The oldest request not asked for yet, "stop" or "snapshot"; None without one."""
+        """The oldest request not asked for yet, "stop", "leave" or "snapshot"; None without one."""
         return self._requests.popleft() if self._requests else None
 
     def _receive(self, number: int, frame: FrameType | None) -> None:

@@ -167,7 +167,7 @@ class Trainer:
         self._tester: Tester | None = None
         self._center: F32 | None = None
         self._saved: tuple[int, str] | None = None
-        self._stopping = False
+        self._stopping = self._leaving = False
         self._images = learner.batch_size() * self.config.rule.iter_size  # of one iteration
         self._speed = 0.0  # iterations of the job a second, when last shown
         self._times = _Times()
@@ -323,7 +323,10 @@ class Trainer:
 
     def _serve_signals(self, done: int) -> None:
         while (request := self.signals.next()) is not None:
-            if request == "stop":
+            if request == "leave" and self.role.leave():
+                self._leaving = True
+                self.counting.leave()
+            elif request in ("stop", "leave"):
                 self._stopping = True
             elif self._saved is None or self._saved[0] != done:
                 self._snapshot_or_log(done)
@@ -352,6 +355,9 @@ class Trainer:
     def finish(self) -> None:
         """Final snapshot, then the last train loss and test that the original shows, where they are due."""
         done, schedule = self.counting.completed, self.config.schedule
+        if self._leaving:
+            self.log.info("Leaving: the others go on.")
+            return
         self._final_snapshot(done)
         if self._stopping:
             self.log.info("Optimization stopped early.")

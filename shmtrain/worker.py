@@ -93,9 +93,12 @@ def loop(trainer: Trainer, console: Console) -> None:
         tell(_came_to(summary))
 
 
-def stop_at_sigterm(trainer: Trainer) -> None:
-    """Launchers end their processes by it: as Ctrl-C, but as often as it likes."""
-    signal.signal(signal.SIGTERM, lambda number, frame: trainer.signals.request("stop"))
+def at_sigterm(trainer: Trainer, request: str) -> None:
+    """``stop`` where launchers end all their processes by it: as Ctrl-C, but as often as it likes.
+
+    ``leave`` where it is meant for this worker alone.
+    """
+    signal.signal(signal.SIGTERM, lambda number, frame: trainer.signals.request(request))
 
 
 def _came_to(summary: Summary) -> str:
@@ -156,29 +159,46 @@ class _Worker:
         progress = LastingProgress.attach(box, handover.job)
         member = Member(progress, handover.rank, handover.world, handover.job, self._told.warning)
         progress.put(handover.rank, Column.PID, os.getpid())
-        member.enter(State.STARTING)
-        if handover.place is not None:
+        if not handover.joining:
+            member.enter(State.STARTING)
+        if handover.place is not None or handover.joining:
             self._settle(box, stack)
-        learner = Learner.open(self._config, member, self._reports.log)
+        learner = self._learner(member)
         stack.callback(learner.close)
         center = self._meet(box, learner)
         self._rescue.hold(learner, center, progress)
-        member.wait_for_all(handover.console.stuck)
+        if not handover.joining:
+            member.wait_for_all(handover.console.stuck)
         if handover.place is not None and handover.rank == 0:
             self._tell_places(box, handover.place)
         sharing = self._config.sharing
-        crowd = Crowd(box, handover.job, handover.rank, handover.world, progress, sharing.method.wait_limit)
-        if sharing.method.warm_start:
+        crowd = Crowd(
+            box, handover.job, handover.rank, progress.size, progress, sharing.method.wait_limit,
+            handover.world, handover.joining,
+        )  # fmt: skip
+        if sharing.method.warm_start and not handover.joining:
             self._let_the_first_begin(member, center, learner)
         exchange = open_exchange(sharing.algorithm, self._meeting(crowd, member, center, learner))
         stack.callback(getattr(exchange, "close", lambda: None))
         counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
         trainer = Trainer(learner, exchange, counting, member, self._reports)
-        if handover.place is not None:
-            stop_at_sigterm(trainer)
+        at_sigterm(trainer, "stop" if handover.place else "leave")
         loop(trainer, handover.console)
-        member.enter(State.CLOSED)
+        if member.leaving:
+            done = progress.rows().done(handover.rank)
+            self._told.info(f"{self._name} has left the job after {done} iterations of its own")
+        member.enter(State.LEFT if member.leaving else State.CLOSED)
+
+    def _learner(self, member: Member) -> Learner:
+        """Net and solver; who joins goes on from the iteration that the job began at."""
+        progress, rank = member.progress, self._handover.rank
+        learner = Learner.open(self._config, member, self._reports.log)
+        if self._handover.joining:
+            learner.iteration = progress.rows().start(rank)
+        else:
+            progress.put(rank, Column.START, learner.iteration)
+        return learner
 
     def _settle(self, box: smb.Box, stack: ExitStack) -> None:
         """No launcher of ours watches the workers: they do it themselves, and may be grouped by machine."""
@@ -186,7 +206,7 @@ class _Worker:
         witness = Witness(self._connect, handover.job, handover.rank, stuck=stuck, told=self._told)
         stack.enter_context(witness)
         sharing = self._config.sharing
-        if sharing.by_machine:
+        if sharing.by_machine and not handover.joining:
             self._groups = machines(all_marks(box, handover.job, handover.world, stuck))
             self._config = replace(self._config, sharing=sharing.grouped(len(self._groups)))
 
@@ -236,6 +256,8 @@ class _Worker:
             raise smb.KeyExists(f"center {key!r} in the box is another net's: {error}") from error
         if not center.created:
             center.read(params.array)
+        elif self._handover.joining:
+            raise ConfigError(f"job {self._handover.job!r} has ended meanwhile: there is nothing to join")
         threads = torch.get_num_threads()
         self._told.info(
             f"{self._name} of {self._handover.world}: center {'created' if center.created else 'attached'}"
@@ -271,6 +293,7 @@ class _Worker:
             open_pair=self._open_pair,
             group=next((g for g in self._groups if member.rank in g), None),
             joined=lambda: member.join(self._handover.console.stuck),
+            leaving=lambda: member.leaving,
         )
 
     def _alpha(self, crowd: Crowd) -> Alpha:

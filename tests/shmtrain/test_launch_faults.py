@@ -259,7 +259,7 @@ def test_a_center_that_takes_long_to_save_is_not_cut_off(
 ) -> None:
     """When the box is gone, what the workers save may be hundreds of megabytes, and their disk slow."""
     monkeypatch.setattr(launch, "LAST_ONES", 0.1)
-    job = launch._Launch(Mock(), Mock(), Log())
+    job = launch._Launch(Mock(), Mock(), Log(), Mock())
     process = multiprocessing.get_context("fork").Process(target=time.sleep, args=(0.6,))
     process.start()
     job._workers = [Watched(0, process)]
