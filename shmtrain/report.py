@@ -184,21 +184,28 @@ def _curves(groups: Sequence[Group], workers: int, palette: _Palette) -> Figure:
         ):
             axes.set(xlabel=unit)
         row[0].set_ylabel(what)
-        _log(row[2], "x")
+        _log(row[2], "x", palette)
     _closer(rows[0], [100 * p.accuracy for g in mine for p in g.tested() if p.accuracy is not None])
     for axes in rows[1]:
-        _log(axes, "y")
+        _log(axes, "y", palette)
+        axes.set_ylim(rows[1][0].get_ylim())
     figure.suptitle(f"{workers} workers, means over seeds", x=0.01, ha="left")
     _legend(figure, rows[0][0])
     return figure
 
 
-def _log(axes: Axes, which: str) -> None:
-    """A logarithmic axis, where there is anything that it can show."""
-    if any(
-        value > 0 for line in axes.get_lines() for value in np.asarray(getattr(line, f"get_{which}data")())
-    ):
-        getattr(axes, f"set_{which}scale")("log")
+def _log(axes: Axes, which: str, palette: _Palette) -> None:
+    """A logarithmic axis with plain numbers, where there is anything that it can show."""
+    values = [v for line in axes.get_lines() for v in np.asarray(getattr(line, f"get_{which}data")())]
+    positive = [float(v) for v in values if v > 0]
+    if not positive:
+        return
+    getattr(axes, f"set_{which}scale")("log")
+    axis = getattr(axes, f"{which}axis")
+    axis.set_major_formatter(palette.pyplot.FuncFormatter(lambda value, _: f"{value:g}"))
+    few = max(positive) < 30 * min(positive)  # so few powers of ten that those between need names
+    between = palette.pyplot.FuncFormatter(lambda value, _: f"{value:g}" if f"{value:e}"[0] in "25" else "")
+    axis.set_minor_formatter(between if few else palette.pyplot.NullFormatter())
 
 
 def _closer(row: Iterable[Axes], values: Sequence[float]) -> None:
@@ -235,8 +242,8 @@ def _time(groups: Sequence[Group], palette: _Palette) -> Figure:
         axes.annotate(share, (max(at, whole), place), (4, 0), textcoords="offset points", va="center")
     axes.set_yticks(range(len(groups)), [g.label for g in groups])
     axes.invert_yaxis()
-    axes.margins(x=0.08)
-    axes.set_xlim(left=0)
+    axes.margins(y=0.02)
+    axes.set_xlim(0, 1.12 * max(1e3 * g.average(lambda r: r.iteration_seconds) for g in groups))
     axes.grid(False, axis="y")
     axes.set(xlabel="ms of a worker's iteration; thin: beside the computing; percent: not computing")
     axes.set_title("Where an iteration's time goes", loc="left")

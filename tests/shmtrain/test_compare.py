@@ -54,7 +54,7 @@ def lay(
         lines.append(
             {"kind": "test", "iteration": iteration, "net": 0, "accuracy": accuracy, "loss": 1.0, **times}
         )
-        lines.append({"kind": "train", "iteration": iteration, "mean_loss": 2.0, **times})
+        lines.append({"kind": "train", "iteration": iteration, "mean_loss": 2.5 - 2 * accuracy, **times})
     for rank, end in enumerate(ends):
         whole = {"kind": "end", "iteration": 100, "stopped": False, "loop_testing_seconds": 0.0, **end}
         path = folder / ("run.jsonl" if rank == 0 else f"run.worker{rank}.jsonl")
