@@ -9,6 +9,8 @@ from shmtrain.config import TrainConfig
 from shmtrain.environment import Launched
 from shmtrain.lifeline import HandedDown
 
+WAITED_OUT = 3  # a worker's exit code: others did not come, and it cannot go on without them
+
 
 @dataclass(frozen=True)
 class Console:

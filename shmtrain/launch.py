@@ -26,7 +26,7 @@ from shmtrain.config import TrainConfig
 from shmtrain.environment import Launched
 from shmtrain.grace import LastingProgress
 from shmtrain.group import Progress, State
-from shmtrain.handover import BoxPlace, Console, Handover, counter_key, work, worker_threads
+from shmtrain.handover import WAITED_OUT, BoxPlace, Console, Handover, counter_key, work, worker_threads
 from shmtrain.joined import Joined
 from shmtrain.launch_join import SPARE, description
 from shmtrain.lifeline import HandedDown
@@ -35,6 +35,7 @@ from shmtrain.reports import begin_files
 from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
+AWAITED = 2.0  # seconds for which others that wait, too, may say so once one worker has given up waiting
 LAST_ONES = 10.0  # seconds that the others may take to end once one worker has ended well
 SAVING = 120.0  # seconds that the workers may take to save the center of a lost box: it may be large
 PRELOAD = "shmtrain.preload"
@@ -144,6 +145,7 @@ class _Launch:
         self._workers: list[Watched] = []
         self._snapshots = 0  # requests passed on
         self._done_at: float | None = None  # when the first worker ended well
+        self._waited_out_at: float | None = None  # when the first worker gave up waiting for others
         self._forced = self._stopped = False
 
     def run(self) -> int:
@@ -220,6 +222,8 @@ class _Launch:
         if worker.process.exitcode == OK:
             self._done_at = self._done_at or time.monotonic()
             return
+        if worker.process.exitcode == WAITED_OUT:
+            self._waited_out_at = self._waited_out_at or time.monotonic()
         done = self._progress.rows().done(worker.rank)
         self._progress.bury(worker.rank)
         self._log.error(f"{worker.name} {worker.end()} after {done} iterations of its own")
@@ -253,11 +257,24 @@ class _Launch:
         for worker in self._workers:
             if not worker.ended and (line := worker.stuck(rows, self._first.console.stuck)):
                 self._log.warning(line)
+        self._end_the_awaited()
         if self._done_at is not None and time.monotonic() - self._done_at > LAST_ONES:
             for worker in self._workers:
                 if not worker.ended:
                     self._log.error(f"{worker.name} did not end with the others: killing it")
             self._kill()
+
+    def _end_the_awaited(self) -> None:
+        """Those that the others have waited for too long must not make something of the job by themselves."""
+        if self._waited_out_at is None or time.monotonic() - self._waited_out_at < AWAITED:
+            return
+        for worker in self._workers:
+            if not worker.ended and not worker.told:
+                worker.told = True
+                self._log.error(
+                    f"{worker.name} did not come to the others in time: the job fails"
+                )
+                worker.send(signal.SIGKILL)
 
     def _kill(self) -> None:
         for worker in self._workers:
@@ -265,7 +282,7 @@ class _Launch:
 
     def _verdict(self) -> int:
         ended_well = any(w.process.exitcode == OK for w in self._workers) or self._joined.ended_well
-        if ended_well and not self._forced:
+        if ended_well and not self._forced and self._waited_out_at is None:
             return OK
         if not self._forced:
             self._log.error("All workers have died; the last snapshot, if any, is what is left")

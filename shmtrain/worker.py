@@ -8,7 +8,7 @@ import sys
 import time
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from shmtrain.exchange.none import NoExchange
 from shmtrain.exchange.termination import Place, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State
-from shmtrain.handover import Console, Handover, counter_key, worker_threads
+from shmtrain.handover import WAITED_OUT, Console, Handover, counter_key, worker_threads
 from shmtrain.launch_marks import Witness, all_marks, machines, marks
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
@@ -36,6 +36,7 @@ from shmtrain.options import ConfigError
 from shmtrain.reports import Reports
 from shmtrain.rescue import Rescue
 from shmtrain.role import Alone
+from shmtrain.share_data import SharedData
 from shmtrain.snapshot import SnapshotError
 from shmtrain.trainer import Diverged, Summary, Trainer
 from shmtrain.watch import unblock
@@ -147,7 +148,7 @@ class _Worker:
                 lifeline.cut(f"the memory box is gone ({error})")  # while all is still open
             except FAILURES as error:
                 self._told.error(f"{self._name}: {error}")
-                return 1
+                return WAITED_OUT if isinstance(error, smb.WaitTimeout) else 1
         return 0
 
     def _connect(self) -> smb.Box:
@@ -163,7 +164,7 @@ class _Worker:
             member.enter(State.STARTING)
         if handover.place is not None or handover.joining:
             self._settle(box, stack)
-        learner = self._learner(member)
+        learner = self._learner(member, self._reading(box, stack))
         stack.callback(learner.close)
         center = self._meet(box, learner)
         self._rescue.hold(learner, center, progress)
@@ -190,10 +191,18 @@ class _Worker:
             self._told.info(f"{self._name} has left the job after {done} iterations of its own")
         member.enter(State.LEFT if member.leaving else State.CLOSED)
 
-    def _learner(self, member: Member) -> Learner:
+    def _reading(self, box: smb.Box, stack: ExitStack) -> dict[str, Any] | None:
+        """For the data layers: memory in the box where one reader feeds all workers of a machine."""
+        if not self._config.sharing.share_data:
+            return None
+        shared = SharedData(box, self._handover.job, self._handover.rank)
+        stack.callback(shared.close)
+        return shared.options()
+
+    def _learner(self, member: Member, reading: dict[str, Any] | None) -> Learner:
         """Net and solver; who joins goes on from the iteration that the job began at."""
         progress, rank = member.progress, self._handover.rank
-        learner = Learner.open(self._config, member, self._reports.log)
+        learner = Learner.open(self._config, member, self._reports.log, reading)
         if self._handover.joining:
             learner.iteration = progress.rows().start(rank)
         else:
