@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -24,11 +26,12 @@ class ReadAhead(nn.Module):
     batches  taken so far by this worker; Net(options={"data_start": {layer: batches}}) goes on from there
     """
 
-    def __init__(self, reader: Reader, device: torch.device) -> None:
+    def __init__(self, open_at: Callable[[int], Reader], start: int, device: torch.device) -> None:
         super().__init__()
-        self.reader = reader
+        self._open_at = open_at
+        self.reader = open_at(start)
         self._device = None if device.type == "cpu" else device
-        self._single = len(reader.shapes) == 1
+        self._single = len(self.reader.shapes) == 1
 
     @property
     def batches(self) -> int:
@@ -38,6 +41,11 @@ class ReadAhead(nn.Module):
     def waited(self) -> float:
         """Seconds that the net has waited for its batches so far."""
         return self.reader.waited
+
+    def go_on_from(self, batches: int) -> None:
+        """The next forward() gives the batch that follows so many of this worker."""
+        old, self.reader = self.reader, self._open_at(batches)
+        old.close()
 
     def forward(self) -> Tensor | tuple[Tensor, ...]:
         tops = self.reader.take()
@@ -51,24 +59,27 @@ class ReadAhead(nn.Module):
 
 
 def read_ahead(spec: LayerSpec, config: ReaderConfig, mean_image: bytes | None = None) -> Built:
+    """The layer of a task for a reader."""
     context = spec.context
     place = str(spec.error("")).removesuffix(": ")
     timeout = float(context.options.get("reader_timeout", READ_SECONDS))
     share = context.options.get("share") if config.train else None
-    reader = Reader(config, place=place, mean_image=mean_image, timeout=timeout, share=share)
-    return Built(ReadAhead(reader, context.device), list(reader.shapes), source=True)
+
+    def open_at(start: int) -> Reader:
+        at = replace(config, start=start, seed=_seed(spec, f"{context.rank}/{start}"))
+        return Reader(at, place=place, mean_image=mean_image, timeout=timeout, share=share)
+
+    module = ReadAhead(open_at, int(context.options.get("data_start", {}).get(spec.name, 0)), context.device)
+    return Built(module, list(module.reader.shapes), source=True)
 
 
 def sharing(spec: LayerSpec) -> dict[str, Any]:
     """The part of a reader's task that depends on the worker."""
     context, train = spec.context, spec.phase == "TRAIN"
-    start = int(context.options.get("data_start", {}).get(spec.name, 0))
     return {
         "train": train,
         "rank": context.rank,
         "world": context.world,
-        "start": start,
-        "seed": _seed(spec, f"{context.rank}/{start}"),
         "shuffle_seed": _seed(spec, "shuffle"),
         "threads": int(context.options.get("decode_threads", 0)) or _threads(context.world if train else 1),
     }
