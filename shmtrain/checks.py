@@ -248,6 +248,7 @@ class SolverChecks:
             join=o.join,
             box_grace=o.box_grace,
             by_machine=o.by_machine and o.algorithm == "hybrid" and o.method.group_size is None,
+            share_data=o.share_data,
         )
 
     def lr_rule(self) -> LrRule:

@@ -25,6 +25,7 @@ COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
     "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
+    "simulate": ("shmtrain.simulate.cli", "machines that are not at hand: speed, staleness"),
     "bench": ("shmtrain.bench.cli", "the box against MPI and gloo on the same vectors"),
 }
 
@@ -107,6 +108,7 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
     g.add_argument("--lr-rule", metavar="RULE", help="for N workers: none, linear, power:P (the algorithm's)")
     g.add_argument("--warmup", type=int, default=50, metavar="STEPS", help="until that rate is reached (50)")
     g.add_argument("--threads", type=int, metavar="T", help="torch threads of each worker (cores/N)")
+    g.add_argument("--share-data", action="store_true", help="one reader feeds all workers of a machine")
     g.add_argument("--stuck", type=float, default=60.0, metavar="S", help="name a worker idle for S s (60)")
 
 
@@ -210,6 +212,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         job=args.job,
         join=args.join,
         box_grace=args.box_grace,
+        share_data=args.share_data,
         weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,
         resume=args.resume,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from prototxt.layers.read_ahead import ReadAhead
 from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
@@ -21,10 +24,12 @@ from shmtrain.snapshot import Names, SnapshotError, State, WorkerState
 from shmtrain.solver import RateState, Updater, learning_rate
 
 
-def open_net(source: NetSource, config: TrainConfig, role: Role) -> Net:
+def open_net(
+    source: NetSource, config: TrainConfig, role: Role, reading: Mapping[str, Any] | None = None
+) -> Net:
     """Build a net of the configuration for this worker; its readers take this worker's share of the data.
 
-    A test net is read whole by whoever tests.
+    A test net is read whole by whoever tests. ``reading`` is for the data layers.
     """
     alone = source.phase == "TEST"
     return Net(
@@ -35,6 +40,7 @@ def open_net(source: NetSource, config: TrainConfig, role: Role) -> Net:
         seed=config.run.random_seed,
         rank=0 if alone else role.rank,
         world=1 if alone else role.world,
+        options=reading,
     )
 
 
@@ -44,6 +50,8 @@ class Learner:
 
     iteration  the job's iteration that the state was restored at, 0 for a new training
     last       outcome of the last forward pass
+    restored   the snapshot that the state is from
+    beside     saves what else belongs to a snapshot, under its stem; told whether this worker leads
     """
 
     config: TrainConfig
@@ -56,6 +64,8 @@ class Learner:
     data_wait: DataWait = field(init=False)
     rates: RateState = field(init=False, default_factory=RateState)
     last: Outcome | None = field(init=False, default=None)
+    restored: Names | None = field(init=False, default=None)
+    beside: Callable[[str, bool], None] = field(init=False, default=lambda stem, leads: None)
 
     def __post_init__(self) -> None:
         self.params = Params(self.net)
@@ -63,11 +73,16 @@ class Learner:
         self.data_wait = DataWait(self.net)
 
     @classmethod
-    def open(cls, config: TrainConfig, role: Role, log: Log) -> Learner:
-        """Build the training net and load what the configuration says to start from."""
+    def open(
+        cls, config: TrainConfig, role: Role, log: Log, reading: Mapping[str, Any] | None = None
+    ) -> Learner:
+        """Build the training net and load what the configuration says to start from.
+
+        What goes on from a snapshot goes on in the data too, behind the batches that this worker has had.
+        """
         log.info(f"Initializing solver from parameters: \n{config.text.rstrip()}")
         log.info(f"Creating {config.train.label}")
-        learner = cls(config, open_net(config.train, config, role), role, log)
+        learner = cls(config, open_net(config.train, config, role, reading), role, log)
         for weights in config.start.weights:
             log.info(f"Finetuning from {weights}")
             learner.net.copy_from(weights)
@@ -79,7 +94,14 @@ class Learner:
         if path is not None:
             log.info(f"Resuming from {path}")
             learner.restore(path)
+            learner.skip_data(learner.updater.count * config.rule.iter_size)
         return learner
+
+    def skip_data(self, batches: int) -> None:
+        """Let the data layers go on behind so many batches of this worker."""
+        for node in self.net.layers:
+            if batches and isinstance(node.module, ReadAhead):
+                node.module.go_on_from(batches)
 
     # One step --------------------------------------------------------------------------------------------
 
@@ -154,6 +176,7 @@ class Learner:
         state = State(iteration, self.rates.current_step, names.model, arrays)
         if self.role.world > 1:
             self.save_own(iteration)
+        self.beside(names.stem, True)
         snapshot.write_state(names.state, state, names.hdf5)
         return names.state
 
@@ -163,9 +186,12 @@ class Learner:
 
     def save_own(self, iteration: int) -> None:
         """Write this worker's own state beside the job's snapshot."""
-        path = Names(self.config.snapshots.prefix, iteration).worker(self.role.rank)
+        names = Names(self.config.snapshots.prefix, iteration)
+        path = names.worker(self.role.rank)
         history = tuple(vector.numpy() for vector in self.updater.history)
         snapshot.write_worker(path, self.params, WorkerState(self.updater.count, history))
+        if not self.role.leads:
+            self.beside(names.stem, False)
 
     def restore(self, path: str) -> None:
         """Go on from a .solverstate: weights, iteration, current_step and this worker's history.
@@ -189,6 +215,7 @@ class Learner:
         for mine, theirs in zip(self.updater.history, flat, strict=True):
             mine.copy_(theirs)
         self.iteration, self.rates.current_step = state.iteration, state.current_step
+        self.restored = Names.of_state(path)
         self.updater.count = self._count(state, own)
 
     def _own_state(self, path: str, histories: int) -> WorkerState | None:

@@ -69,6 +69,7 @@ class Options:
     join: bool = False
     box_grace: float = 60.0
     by_machine: bool = False
+    share_data: bool = False
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False

@@ -112,6 +112,7 @@ class Sharing:
 
     by_machine  the groups are those of each machine, and not known yet; ``grouped`` tells them
     join        the job runs already: one more worker joins it
+    share_data  the workers of a machine read their data through one process
     """
 
     workers: int
@@ -127,6 +128,7 @@ class Sharing:
     box_grace: float = 0.0
     by_machine: bool = False
     join: bool = False
+    share_data: bool = False
 
     def grouped(self, groups: int) -> Sharing:
         """The same now that the number of groups is known."""
