@@ -70,6 +70,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--compute-ms", type=float, default=100.0, metavar="T", help="computing of a step (100)")
     p.add_argument("--rounds", type=int, default=5, metavar="R", help="rounds; the median counts (5)")
     p.add_argument(
+        "--seconds", type=float, metavar="S", help="of one size and number of workers: begin no round beyond"
+    )
+    p.add_argument(
         "--repeat", type=int, default=3, metavar="K", help="exchanges of each worker in a sample (3)"
     )
     p.add_argument(
@@ -106,6 +109,7 @@ def _setting(given: argparse.Namespace) -> Setting:
         rounds=given.rounds,
         repeat=given.repeat,
         compute=given.compute_ms / 1e3,
+        seconds=given.seconds,
     )
 
 

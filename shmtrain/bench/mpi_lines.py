@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from mpi4py import MPI
 
-from shmtrain.bench.mpi_ops import Allreduce, Buffers, Center, Rma, Server, Window
+from shmtrain.bench.mpi_ops import Allreduce, Buffers, Center, MpiWay, Rma, Server, Window
 
-WAYS = {"server": Server, "rma": Rma, "allreduce": Allreduce, "window": Window}
+WAYS: dict[str, type[MpiWay]] = {"server": Server, "rma": Rma, "allreduce": Allreduce, "window": Window}
 
 
 def part(comm: Any, name: str, buffers: Buffers, window: Any) -> Callable[[str], Callable[[], None]]:

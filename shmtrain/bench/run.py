@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -20,7 +21,7 @@ from shmtrain.bench.job import MIB, NOTHING, WHOLE
 from shmtrain.bench.mpi import Mpi
 from smb.memory import show
 
-CLOSE = 1.2  # a variant this much slower than the best of its kind is measured in the first round only
+CLOSE = 1.25  # a variant this much slower than the best of its kind goes no further
 CHECKED = 70_001  # elements of the vector on which each way is checked
 Samples = dict[Measure, list[float]]  # seconds of a step
 
@@ -31,6 +32,7 @@ class Setting:
 
     sizes    MiB of a vector
     compute  seconds of a step's computing in the overlapped parts
+    seconds  that one size and number of workers may take: a round that would take longer is not begun
     """
 
     sizes: tuple[float, ...]
@@ -41,6 +43,7 @@ class Setting:
     rounds: int
     repeat: int
     compute: float
+    seconds: float | None = None
     seed: int = 0
 
 
@@ -129,22 +132,48 @@ def _cores() -> list[int]:
 
 
 def _of_size(setting: Setting, groups: dict[str, Group], workers: int, mib: float, rate: float) -> list[Row]:
-    count = int(mib * MIB) // 4
+    """A trial of everything, then rounds of what may be the best of its kind."""
     entries = [one for part in setting.parts for one in _measures(setting, groups, part, workers)]
-    todo, samples = entries, Samples()
+    place = Place(groups, int(mib * MIB) // 4, workers, setting.compute, rate)
+    began = time.monotonic()
     order = random.Random(setting.seed)
+    trial = {one: [place.take(one, 1)] for one in order.sample(entries, len(entries))}
+    todo = _close(entries, trial)
+    samples: Samples = {one: [] for one in entries if one in todo}
     for number in range(setting.rounds):
         for one in order.sample(todo, len(todo)):
-            amount = setting.compute * (rate if one.computing == "busy" else 1.0)
-            job = placed(one, one.job(count, amount, setting.repeat), workers, _cores())
-            wall, _ = groups[one.library].run(job)
-            samples.setdefault(one, []).append(wall / setting.repeat)
+            samples[one].append(place.take(one, setting.repeat))
         todo = _close(todo, samples)
-        if sys.stderr.isatty():
-            sys.stderr.write(f"\r{mib:g} MiB, {workers} workers: round {number + 1} of {setting.rounds} ")
+        _tell(f"{mib:g} MiB, {workers} workers: round {number + 1} of {setting.rounds} ")
+        spent = time.monotonic() - began
+        if setting.seconds and spent * (number + 2) / (number + 1) > setting.seconds:
+            break  # another round would take too long
+    _tell("")
+    left_out = {one: times for one, times in trial.items() if one not in samples}
+    return _rows({one: samples.get(one) or left_out[one] for one in entries}, workers, mib)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Groups, and what they move: ``count`` elements, with ``compute`` seconds of a step."""
+
+    groups: dict[str, Group]
+    count: int
+    workers: int
+    compute: float
+    rate: float
+
+    def take(self, one: Measure, repeat: int) -> float:
+        """Seconds of a step."""
+        amount = self.compute * (self.rate if one.computing == "busy" else 1.0)
+        job = placed(one, one.job(self.count, amount, repeat), self.workers, _cores())
+        wall, _ = self.groups[one.library].run(job)
+        return wall / repeat
+
+
+def _tell(text: str) -> None:
     if sys.stderr.isatty():
-        sys.stderr.write("\r\x1b[K")
-    return _rows({one: samples[one] for one in entries}, workers, mib)
+        sys.stderr.write(f"\r\x1b[K{text}")
 
 
 def _close(todo: Sequence[Measure], samples: Samples) -> list[Measure]:
