@@ -1,7 +1,4 @@
-"""``import caffe`` for code that was written for the original, where that is not installed.
-
-The finder stands behind all others, so an original that is installed is what such code gets.
-"""
+"""``import caffe`` for code that was written for the original, where that is not installed."""
 
 from __future__ import annotations
 
@@ -16,19 +13,8 @@ NAME = "caffe"
 FACE = __package__
 
 
-class CaffeFinder(MetaPathFinder, Loader):
-    """Gives ``caffe`` and ``caffe.X`` as this package's own modules: no second copy of a class or setting."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        """For names under ``caffe`` that this package has; None for all others."""
-        if fullname.partition(".")[0] != NAME:
-            return None
-        ours = FACE + fullname[len(NAME) :]
-        if importlib.util.find_spec(ours) is None:
-            return None
-        return ModuleSpec(fullname, self, is_package=fullname == NAME)
+class _Alias(Loader):
+    """Loads ``caffe`` and ``caffe.X`` by handing out this package's own modules."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         module = importlib.import_module(FACE + spec.name[len(NAME) :])
@@ -41,15 +27,40 @@ class CaffeFinder(MetaPathFinder, Loader):
         module.__spec__ = module.__spec__.loader_state
 
 
+class CaffeFinder(MetaPathFinder):
+    """Finds ``caffe`` itself. It stands behind all others: an original that is installed comes first."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        return ModuleSpec(NAME, _Alias(), is_package=True) if fullname == NAME else None
+
+
+class SubmoduleFinder(MetaPathFinder):
+    """Finds ``caffe.X`` once ``caffe`` is this package.
+
+    It stands before all others, which would find the file and run it anew: a second copy of its classes.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(f"{NAME}.") or sys.modules.get(NAME) is not sys.modules[FACE]:
+            return None
+        found = importlib.util.find_spec(FACE + fullname[len(NAME) :])
+        return None if found is None else ModuleSpec(fullname, _Alias())
+
+
 def install() -> None:
     """From now on ``import caffe`` gives this package unless the original is installed; twice is fine."""
     if not any(isinstance(finder, CaffeFinder) for finder in sys.meta_path):
-        sys.meta_path.append(CaffeFinder())
+        sys.meta_path[:] = [SubmoduleFinder(), *sys.meta_path, CaffeFinder()]
 
 
 def uninstall() -> None:
     """The reverse; modules that have imported it keep it."""
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, CaffeFinder)]
+    ours = (CaffeFinder, SubmoduleFinder)
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ours)]
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] == NAME and (module.__name__ or "").startswith(FACE):
+        if name.partition(".")[0] == NAME and module.__name__.startswith(FACE):
             del sys.modules[name]
