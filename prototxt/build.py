@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from prototxt.errors import NetError
 from prototxt.needs import mark_backward
 from prototxt.nodes import AUTOMATIC, Graph, Node
@@ -64,6 +66,8 @@ class _GraphBuilder:
         )
         self._check_tops(spec)
         built = build_layer(spec, [self.graph.shapes[slot] for slot in bottoms])
+        if layer.blobs:
+            _take_values(spec, built)
         node = Node(
             spec=spec,
             built=built,
@@ -166,6 +170,17 @@ class _GraphBuilder:
         graph.aliases = self._params.aliases
         mark_backward(graph, force=self._net.force_backward)
         return graph
+
+
+def _take_values(spec: LayerSpec, built: Built) -> None:
+    """Values that stand in the net's own message, as in a weight file, take the place of the fillers'."""
+    if len(spec.blobs) != len(built.blobs):
+        raise spec.error(f"{len(spec.blobs)} blobs are given, but the layer has {len(built.blobs)}")
+    for index, (given, param) in enumerate(zip(spec.blobs, built.blobs, strict=True)):
+        values = given.double_data or given.data
+        if len(values) != param.numel():
+            raise spec.error(f"blob {index} holds {len(values)} values, {param.numel()} are needed")
+        param.data.copy_(torch.tensor(list(values)).view(param.shape))
 
 
 def _loss_weights(spec: LayerSpec, built: Built) -> list[float]:

@@ -55,7 +55,7 @@ def _writes_in_place(node: Node) -> bool:
 
 def _reads_what_it_overwrote(node: Node, graph: Graph) -> bool:
     spec: Any = node.spec
-    wrong = {
+    wrong: dict[str, Callable[[], bool]] = {
         "BNLL": lambda: True,
         "Clip": lambda: True,
         "Log": lambda: True,

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from prototxt import schema
 from prototxt.errors import ParseError
-from prototxt.forks import FORK_FIELDS
+from prototxt.forks import FORK_FIELDS, FORK_TYPES, origin
 from prototxt.scan import Field, Lines, field_at, open_field
 
 
@@ -60,12 +60,13 @@ def _not_a_field(shown: str, target: FieldDescriptor) -> str:
 def _unknown_field(owner: str, name: str, root: Descriptor) -> str:
     """An unknown field: the fork or the message that has it, or the nearest known one."""
     text = f'{owner} has no field named "{name}"'
-    if name in FORK_FIELDS:
-        return f"{text}; it comes from {FORK_FIELDS[name]}, a fork of Caffe that is not supported"
+    fork = origin(f"{owner}.{name}", FORK_FIELDS) or origin(name, FORK_FIELDS)
+    if fork:
+        return f"{text}; {fork}"
     names = list(getattr(schema, owner).DESCRIPTOR.fields_by_name)
-    near = get_close_matches(name, names, 1, 0.72)
+    near = _nearest(name, names)
     if near:
-        return f'{text}; did you mean "{near[0]}"?'
+        return f'{text}; did you mean "{near}"?'
     homes = [
         kind.name
         for kind in root.file.message_types_by_name.values()
@@ -74,6 +75,13 @@ def _unknown_field(owner: str, name: str, root: Descriptor) -> str:
     if homes:
         return f"{text}; {' and '.join(homes[:3])} {'has' if len(homes) == 1 else 'have'} one"
     return f"{text} (known: {', '.join(sorted(names))})" if len(names) < 30 else text
+
+
+def _nearest(name: str, names: list[str]) -> str | None:
+    """The field most like ``name``; the ending that all layers' messages share makes none alike."""
+    stems = {known.removesuffix("_param"): known for known in names}
+    near = get_close_matches(name.removesuffix("_param"), stems, 1, 0.72)
+    return stems[near[0]] if near else None
 
 
 def _descriptor(root: Descriptor, found: Field | None) -> FieldDescriptor | None:
@@ -111,7 +119,10 @@ def _wrong_value(raw: str, shown: str, target: FieldDescriptor) -> str:
         return f"{owner}: expected ':' before its value, found {shown}"
     if shown.startswith("[") and not _many(target):
         return f"{owner} takes one value, not a list"
-    return f"{owner} takes {_kind(target)}; found {shown}" + _v1_hint(shown, target)
+    said = f"{owner} takes {_kind(target)}; found {shown}"
+    if _is_v1_type(target):
+        return said + _v1_hint(shown)
+    return said
 
 
 def _kind(target: FieldDescriptor) -> str:
@@ -120,11 +131,17 @@ def _kind(target: FieldDescriptor) -> str:
     return f"one of {', '.join(target.enum_type.values_by_name)}"
 
 
-def _v1_hint(shown: str, target: FieldDescriptor) -> str:
-    old = target.containing_type is not None and target.containing_type.name == "V1LayerParameter"
-    if old and target.enum_type is not None and shown[0] in "\"'":
+def _is_v1_type(target: FieldDescriptor) -> bool:
+    owner = target.containing_type
+    return owner is not None and owner.name == "V1LayerParameter" and target.name == "type"
+
+
+def _v1_hint(shown: str) -> str:
+    if shown[0] in "\"'":
         return "; `layers` (the old format) takes an enum such as DATA: use `layer` for quoted types"
-    return ""
+    plain = {name.lower(): name for name in FORK_TYPES}
+    fork = origin(plain.get(shown.replace("_", "").lower(), ""), FORK_TYPES)
+    return f"; {fork}" if fork else ""
 
 
 def _shown(text: str, offset: int) -> str:

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from torch import nn
 
 from prototxt.errors import LayerError, PrototxtError
+from prototxt.forks import FORK_TYPES, origin
 
 Shape = tuple[int, ...]
 Phase = Literal["TRAIN", "TEST"]
@@ -149,16 +150,30 @@ def is_loss(kind: str) -> bool:
     return kind in _LOSSES
 
 
+def builder_of(kind: str) -> Builder:
+    """The registered function that builds layers of this type; KeyError without one."""
+    layer_types()
+    return _BUILDERS[kind]
+
+
+def _hint(kind: str, known: list[str]) -> str:
+    """What may be meant by an unknown type."""
+    if not kind:
+        return "type must be set"
+    near = [name for name in known if name.lower() == kind.lower()]
+    fork = origin(kind, FORK_TYPES)
+    if fork and not near:
+        return fork
+    near = near or get_close_matches(kind, known, 3)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
 def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """Build one layer; LayerError for an unknown type, with the nearest known, and for what torch refuses."""
     known = layer_types()
     builder = _BUILDERS.get(spec.type)
     if builder is None:
-        near = get_close_matches(spec.type, known, 3) or [
-            name for name in known if name.lower() == spec.type.lower()
-        ]
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
-        raise spec.error(f"unknown layer type {spec.type!r} ({hint})")
+        raise spec.error(f"unknown layer type {spec.type!r} ({_hint(spec.type, known)})")
     try:
         built = builder(spec, bottoms)
         built.loss = spec.type in _LOSSES

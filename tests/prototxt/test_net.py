@@ -344,6 +344,18 @@ def test_num_output_has_to_be_set() -> None:
         net(inputs(data=(1, 2)) + layer("ip", "InnerProduct", "data", "ip"))
 
 
+def test_values_in_the_nets_own_message_take_the_fillers_place() -> None:
+    given = "blobs { shape { dim: 4 dim: 3 } " + " ".join(f"data: {i}" for i in range(12)) + " } "
+    bias = "blobs { num: 1 channels: 1 height: 1 width: 4 data: 1 data: 2 data: 3 data: 4 }"
+    built = net(DATA + product("ip", "data", "ip", 4, given + bias))
+    assert built.params["ip"][0].data.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+    assert built.params["ip"][1].data.tolist() == [1, 2, 3, 4]
+    with pytest.raises(LayerError, match="layer 'ip': 1 blobs are given, but the layer has 2"):
+        net(DATA + product("ip", "data", "ip", 4, given))
+    with pytest.raises(LayerError, match="layer 'ip': blob 1 holds 12 values, 4 are needed"):
+        net(DATA + product("ip", "data", "ip", 4, given + given))
+
+
 def test_an_unknown_phase_is_refused() -> None:
     with pytest.raises(NetError, match="the phase is TRAIN or TEST, not 'train'"):
         net(DATA, "train")
