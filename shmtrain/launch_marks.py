@@ -21,7 +21,7 @@ from typing import Any
 import smb
 from shmtrain.environment import Placed, numbers
 from shmtrain.grace import DROPPED
-from shmtrain.group import Progress, State
+from shmtrain.group import Progress, Rows
 from shmtrain.log import Log
 from shmtrain.watch import Steps
 
@@ -85,16 +85,24 @@ def _read(rank: str, meta: bytes) -> Placed | None:
 class Witness:
     """This worker's mark, and its look at those of the others: in a thread with a connection of its own.
 
-    stuck  seconds without a step after which a worker is named
-    told   takes the lines of the lowest living rank
+    marked  so many ranks, from 0, leave marks too; of others only those are buried whose mark was seen
+    stuck   seconds without a step after which a worker is named
+    told    takes the lines of the lowest living rank
     """
 
     def __init__(
-        self, connect: Callable[[], smb.Box], job: str, rank: int, *, stuck: float, told: Log
+        self,
+        connect: Callable[[], smb.Box],
+        job: str,
+        rank: int,
+        *,
+        marked: int,
+        stuck: float,
+        told: Log,
     ) -> None:
         self._box, self._job, self._rank = connect(), job, rank
         self._box.patient = False
-        self._patience, self._told = stuck, told
+        self._marked, self._patience, self._told = marked, stuck, told
         self._progress = Progress.attach(self._box, job)
         self._known: dict[int, Placed] = {}
         self._missing: dict[int, int] = {}
@@ -147,14 +155,22 @@ class Witness:
         if min(here) != self._rank:
             return
         rows = self._progress.rows()
-        for rank, placed in self._known.items():
-            if rank in here:
-                self._missing.pop(rank, None)
-                steps = self._steps.setdefault(rank, Steps(rank, placed.name))
-                if line := steps.stuck(rows, self._patience):
-                    self._told.warning(line)
-            elif State.STARTING <= rows.state(rank) < State.FINISHED and rows.pid(rank) == placed.pid:
-                self._missing[rank] = self._missing.get(rank, 0) + 1
-                if self._missing[rank] >= MISSED:
-                    self._progress.bury(rank)
-                    self._told.error(f"{placed.name} is gone after {rows.done(rank)} iterations of its own")
+        for rank, placed in here.items():
+            self._missing.pop(rank, None)
+            steps = self._steps.setdefault(rank, Steps(rank, placed.name))
+            if line := steps.stuck(rows, self._patience):
+                self._told.warning(line)
+        for rank in rows.working:
+            if rank not in here:
+                self._miss(rank, rows)
+
+    def _miss(self, rank: int, rows: Rows) -> None:
+        """A worker that makes steps, or is about to, has no mark."""
+        known = self._known.get(rank)
+        if known is None and rank >= self._marked:
+            return
+        self._missing[rank] = self._missing.get(rank, 0) + 1
+        if self._missing[rank] >= MISSED and (known is None or known.pid == rows.pid(rank)):
+            self._progress.bury(rank)
+            name = known.name if known else f"Worker {rank} (pid {rows.pid(rank)})"
+            self._told.error(f"{name} is gone after {rows.done(rank)} iterations of its own")

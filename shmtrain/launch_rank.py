@@ -8,15 +8,17 @@ Loads no torch before that box is open.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import socket
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -37,6 +39,7 @@ from shmtrain.reports import begin_files
 FIRST_RANK = 60.0  # seconds until the first rank has opened the job
 LAST_ONES = 10.0  # seconds for which the first rank holds its box for others that end
 POLL = 0.05
+SOCKET = "box.sock"
 OK, FAILED = 0, 1
 Found = TypeVar("Found")
 
@@ -52,7 +55,7 @@ def run(config: TrainConfig, console: Console, place: Launched) -> int:
     with Log([sys.stderr], config.run.log if place.rank == 0 else None) as told, ExitStack() as stack:
         try:
             box, where = _box(config, place, stack)
-            tickets = _open_job(box, job, place, stack)
+            tickets = _open_job(box, job, place)
         except (smb.SmbError, OSError) as error:
             told.error(f"Worker {place.rank} (pid {os.getpid()}): {error}")
             return FAILED
@@ -98,8 +101,9 @@ def _box(config: TrainConfig, place: Launched, stack: ExitStack) -> tuple[smb.Bo
         box = stack.enter_context(smb.connect(sharing.smb, name=name, reconnect=sharing.grace))
         return box, BoxPlace(sharing.smb, False, "")
     folder = meeting_folder(sharing.job or place.job or _parent())
-    path = folder / "box.sock"
+    path = folder / SOCKET
     if place.rank == 0:
+        _sweep(folder.parent)
         _make_private(folder)
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
         stack.enter_context(smb.serve(unix=path))
@@ -131,6 +135,20 @@ def _make_private(folder: Path) -> None:
             raise
 
 
+def _sweep(parent: Path) -> None:
+    """Remove what launches have left whose processes were all killed: folders with a socket nobody hears."""
+    for folder in parent.glob(f"shmtrain-{os.getuid()}-*"):
+        with suppress(OSError):
+            old = time.time() - folder.lstat().st_mtime > FIRST_RANK
+            if old and _private(folder) and _unheard(folder / SOCKET):
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _unheard(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == errno.ECONNREFUSED
+
+
 def _private(folder: Path) -> bool:
     found = folder.lstat()
     return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
@@ -153,7 +171,7 @@ def _hold_for_the_others(box: smb.Box) -> None:
 # The job -------------------------------------------------------------------------------------------------
 
 
-def _open_job(box: smb.Box, job: str, place: Launched, stack: ExitStack) -> int:
+def _open_job(box: smb.Box, job: str, place: Launched) -> int:
     """What the job's counter stood at when the first rank opened the job: it does, the others wait for it.
 
     Raises KeyExists when a job of this name, or this rank of it, is there already.

@@ -15,6 +15,7 @@ import torch
 
 import smb
 from prototxt.errors import PrototxtError
+from shmtrain.algorithm_state import AlgorithmState
 from shmtrain.config import TrainConfig
 from shmtrain.counting import Counting, LocalCounting
 from shmtrain.crowd import Crowd
@@ -181,6 +182,10 @@ class _Worker:
             self._let_the_first_begin(member, center, learner)
         exchange = open_exchange(sharing.algorithm, self._meeting(crowd, member, center, learner))
         stack.callback(getattr(exchange, "close", lambda: None))
+        algorithm = AlgorithmState(sharing.algorithm, exchange, crowd, learner.params.fingerprint())
+        learner.beside = algorithm.save
+        if learner.restored is not None:
+            algorithm.restore(learner.restored.stem, self._reports.log.info)
         counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
         trainer = Trainer(learner, exchange, counting, member, self._reports)
@@ -212,8 +217,10 @@ class _Worker:
     def _settle(self, box: smb.Box, stack: ExitStack) -> None:
         """No launcher of ours watches the workers: they do it themselves, and may be grouped by machine."""
         handover, stuck = self._handover, self._handover.console.stuck
-        witness = Witness(self._connect, handover.job, handover.rank, stuck=stuck, told=self._told)
-        stack.enter_context(witness)
+        marked = 0 if handover.joining else handover.world
+        stack.enter_context(
+            Witness(self._connect, handover.job, handover.rank, marked=marked, stuck=stuck, told=self._told)
+        )
         sharing = self._config.sharing
         if sharing.by_machine and not handover.joining:
             self._groups = machines(all_marks(box, handover.job, handover.world, stuck))
