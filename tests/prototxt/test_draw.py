@@ -94,12 +94,12 @@ def test_the_ending_says_the_format(tmp_path: Path) -> None:
 def some_boxes(count: int, seed: int) -> list[Box]:
     """A random graph with short and long edges."""
     rng = random.Random(seed)
-    return [
-        Box(rng.uniform(20, 200), rng.uniform(20, 90),
-            tuple({rng.randrange(max(0, i - rng.choice((2, 30))), i) for _ in range(rng.choice((1, 1, 2, 3)))})
-            if i else ())
-        for i in range(count)
-    ]  # fmt: skip
+
+    def sources(index: int) -> tuple[int, ...]:
+        count = rng.choice((1, 1, 2, 3)) if index else 0
+        return tuple({rng.randrange(max(0, index - rng.choice((2, 30))), index) for _ in range(count)})
+
+    return [Box(rng.uniform(20, 200), rng.uniform(20, 90), sources(index)) for index in range(count)]
 
 
 @pytest.mark.parametrize("direction", ["TB", "BT", "LR", "RL"])
