@@ -169,6 +169,29 @@ def test_the_weights_are_found_beside_a_state_that_was_moved(folder: Path) -> No
         assert solver.iter == 1
 
 
+@pytest.mark.parametrize("text", ["", "snapshot_format: HDF5\n"])
+@pytest.mark.parametrize(
+    ("policy", "saved", "rates"),
+    [
+        ('lr_policy: "step" gamma: 0.1 stepsize: 500', (600, 1), [0.001, 0.001]),
+        ('lr_policy: "fixed"', (600, 0), [0.01, 0.01]),
+        ('lr_policy: "multistep" gamma: 0.1 stepvalue: [10, 20, 30]', (100, 0), [1e-3, 1e-4, 1e-5, 1e-5]),
+    ],
+)
+def test_the_rate_after_a_resume_is_the_solver_files_at_the_states_iteration(
+    policy: str, saved: tuple[int, int], rates: list[float], text: str, folder: Path
+) -> None:
+    """The rate is no part of a state. base_lr was ten times less when this one was saved; the step goes on."""
+    base = SOLVER.replace('lr_policy: "fixed"', policy).replace("max_iter: 10", "max_iter: 999") + text
+    with small(base=base.replace("base_lr: 0.1", "base_lr: 0.001")) as solver:
+        solver._learner.rates.current_step = saved[1]
+        path = solver._learner.save(saved[0])
+    with small(base=base.replace("base_lr: 0.1", "base_lr: 0.01")) as solver:
+        solver.restore(path)
+        assert solver.iter == saved[0]
+        assert [solver._learner.rate(saved[0] + i) for i in range(len(rates))] == pytest.approx(rates)
+
+
 # HDF5 ----------------------------------------------------------------------------------------------------
 
 HDF5 = "snapshot_format: HDF5\n"
