@@ -181,7 +181,7 @@ def test_the_weights_are_found_beside_a_state_that_was_moved(folder: Path) -> No
 def test_the_rate_after_a_resume_is_the_solver_files_at_the_states_iteration(
     policy: str, saved: tuple[int, int], rates: list[float], text: str, folder: Path
 ) -> None:
-    """The rate is no part of a state. base_lr was ten times less when this one was saved; the step goes on."""
+    """The rate is no part of a state. base_lr was ten times less when this one was saved."""
     base = SOLVER.replace('lr_policy: "fixed"', policy).replace("max_iter: 10", "max_iter: 999") + text
     with small(base=base.replace("base_lr: 0.1", "base_lr: 0.001")) as solver:
         solver._learner.rates.current_step = saved[1]
