@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         settings = [_setting(given, way, workers) for way in given.algorithms for workers in given.workers]
     except (SettingError, OSError) as error:
         p.error(str(error))
-    rows = []
+    rows: list[tuple[str, ...]] = []
     for row in _rows(settings):
         if not rows:
             print("".join(f"{head:>15}" for head in COLUMNS))

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from shmtrain.simulate.run import simulate
 from shmtrain.simulate.setting import Computing, Machine, Setting
 
-# The link: 6.7 GB/s reached of 7, reads and writes together, by 2 to 32 processes. "accumulate" (the server adds
-# an increment, one at a time) and "apply" (T_ulw, the weights' way to the GPU included) follow from VGG16's
+# The link: 6.7 GB/s reached of 7, reads and writes together, by 2 to 32 processes. "accumulate" (the server
+# adds an increment, one at a time) and "apply" (T_ulw, on the way to the GPU included) follow from VGG16's
 # 727.7 ms on two GPUs and Inception_v1's 16.3% on eight; "inside" from VGG16's 35% on one node of four.
 MACHINE = Machine(
     link=6.7, nic=7.0, inside=14.4, accumulate=2.9, apply=1.3, exchange=1.3, parallel=1.0, serial=True
@@ -92,7 +92,7 @@ def computing(model: str) -> float:
         middle = (low * high) ** 0.5
         more = 100 * simulate(setting(figure, middle)).share > figure.share
         low, high = (middle, high) if more else (low, middle)
-    return (low * high) ** 0.5
+    return float((low * high) ** 0.5)
 
 
 def compared() -> Iterator[tuple[Figure, float, float]]:

@@ -64,7 +64,7 @@ class Site:
             )
             self.nics = [world.shared(machine.nic * GB) for _ in range(self.hosts)] if shared_nic else None
 
-    # Pieces of a way; each takes the worker's number, where its host matters ---------------------------------
+    # Pieces of a way; a worker's number says on which host it is --------------------------------------
 
     def move(self, worker: int, amount: float) -> list[Event]:
         """Bytes over the network between a worker and the boxes."""
