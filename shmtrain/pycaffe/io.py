@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from prototxt.blob import Array
+from prototxt.data.decode import Undecodable, load_cv2
 from shmtrain.pycaffe.proto import caffe_pb2  # scripts know it by this place too
 
 AnyArray = npt.NDArray[Any]
@@ -180,13 +181,19 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> Array:
     """(height, width, 3) RGB float32 from 0 to 1, or (height, width, 1) intensity with ``color=False``.
 
     Alpha is dropped, and a grey image has three equal channels where colour is asked for.
-    Needs OpenCV (the extra shmtrain[images]). Raises OSError for a file that cannot be read or decoded.
+    Needs OpenCV (the extra shmtrain[images]). Raises OSError for a file that cannot be read or decoded, or
+    whose image is larger than the limit of 100 million pixels ($OPENCV_IO_MAX_IMAGE_PIXELS).
     """
-    import cv2
-
     path = os.fspath(filename)
     raw = np.fromfile(path, np.uint8)  # its OSError names the file; imread would only give None
-    pixels = cv2.imdecode(raw, cv2.IMREAD_UNCHANGED) if raw.size else None
+    try:
+        cv2 = load_cv2()
+    except Undecodable as error:
+        raise OSError(f"{path}: {error}") from error
+    try:
+        pixels = cv2.imdecode(raw, cv2.IMREAD_UNCHANGED) if raw.size else None
+    except cv2.error as error:
+        raise OSError(f"{path}: OpenCV cannot decode it: {error.err}") from error
     if pixels is None:
         raise OSError(f"{path}: not an image that OpenCV can decode")
     whole = {"uint8": 255, "uint16": 65535}.get(pixels.dtype.name, 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import xml.etree.ElementTree as ET
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,9 @@ def test_an_image_is_rgb_from_0_to_1_whatever_it_is_in_the_file(tmp_path: Path) 
 def test_what_is_no_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "text.jpg").write_text("hello")
-    for name in ("empty.png", "text.jpg", "none.png"):
+    head = b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR" + (1 << 20).to_bytes(4, "big") * 2 + b"\x08\2\0\0\0"
+    (tmp_path / "huge.png").write_bytes(head + zlib.crc32(head[12:]).to_bytes(4, "big") + b"\0\0\0\0IDAT")
+    for name in ("empty.png", "text.jpg", "none.png", "huge.png"):
         with pytest.raises(OSError, match=name):
             io.load_image(tmp_path / name)
 
