@@ -26,7 +26,7 @@ ONLY_IN = {
     "torch.utils.tensorboard": ["shmtrain.metrics"],
     "tqdm": ["shmtrain.progress"],
     "mpi4py": ["shmtrain.exchange.mpi_*", "shmtrain.bench.*"],
-    "simpy": ["shmtrain.simulate"],
+    "simpy": ["shmtrain.simulate.shared"],
     "matplotlib": ["shmtrain.report", "prototxt.draw", "smb.bench"],
     "cupy": ["shmtrain.device"],
     "pyverbs": ["smb.transport.rdma"],
