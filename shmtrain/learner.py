@@ -44,6 +44,10 @@ def open_net(
     )
 
 
+def _nothing(stem: str, leads: bool) -> None:
+    """Beside a snapshot of one worker alone."""
+
+
 @dataclass
 class Learner:
     """The state of one worker's training.
@@ -65,7 +69,7 @@ class Learner:
     rates: RateState = field(init=False, default_factory=RateState)
     last: Outcome | None = field(init=False, default=None)
     restored: Names | None = field(init=False, default=None)
-    beside: Callable[[str, bool], None] = field(init=False, default=lambda stem, leads: None)
+    beside: Callable[[str, bool], None] = field(init=False, default_factory=lambda: _nothing)
 
     def __post_init__(self) -> None:
         self.params = Params(self.net)

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -144,9 +145,16 @@ class Exchange:
     # What is kept ----------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """This worker's place in the algorithm; weights and optimizer have state_dicts of their own."""
+        """This worker's place in the algorithm; weights and optimizer have state_dicts of their own.
+
+        common  what the workers have in common, in the box or alike at each
+        """
         vectors = {name: torch.from_numpy(array.copy()) for name, array in self._vectors().items()}
-        return {"algorithm": self.algorithm, "steps": self._steps, "vectors": vectors}
+        common = {
+            name: torch.from_numpy(np.array(vector if isinstance(vector, np.ndarray) else vector.read()))
+            for name, vector in self._common().items()
+        }
+        return {"algorithm": self.algorithm, "steps": self._steps, "vectors": vectors, "common": common}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from ``state_dict``. Raises ValueError when it is another algorithm's or another model's."""
@@ -158,8 +166,15 @@ class Exchange:
                 raise ValueError(f"the state has no vector {name!r} of {array.size} floats")
         for name, array in mine.items():
             array[:] = state["vectors"][name].numpy()
+        for name, vector in self._common().items():
+            if isinstance(vector, smb.Segment) and name in state.get("common", {}):
+                vector.write(state["common"][name].numpy())
         self._steps = int(state["steps"])
         getattr(self._exchange, "resume", lambda steps: None)(self._steps)
+
+    def _common(self) -> dict[str, Any]:
+        common: dict[str, Any] = getattr(self._exchange, "common", dict)()
+        return common
 
     def _vectors(self) -> dict[str, Any]:
         vectors: dict[str, Any] = getattr(self._exchange, "vectors", dict)()

@@ -2,6 +2,7 @@
 
     PREFIX_iter_N.caffemodel          the center
     PREFIX_iter_N.solverstate         iteration, current_step, the leader's history, as the original reads it
+    PREFIX_iter_N.algorithm*.npz      what the way of sharing keeps besides, see algorithm_state
     PREFIX_iter_N.workerR.npz         several workers only: history and step count of worker R
 
 With snapshot_format: HDF5 the first two are HDF5 files and their names end in .h5; which of the two a file is

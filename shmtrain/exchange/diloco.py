@@ -295,6 +295,13 @@ class Diloco(_Inner):
 
     # What is kept ----------------------------------------------------------------------------------------
 
+    def kept(self) -> dict[str, F32]:
+        """See algorithm_state."""
+        return {"quantising error": self._feedback.owed}
+
+    def common(self) -> dict[str, F32 | Segment]:
+        return {"outer momentum": self._outer.momentum}
+
     def vectors(self) -> dict[str, F32]:
         return {"base": self._base, "momentum": self._outer.momentum, "owed": self._feedback.owed}
 
@@ -338,6 +345,13 @@ class AsynchronousDiloco(_Inner):
             self._end_round()
         self.stats.wired = self._feedback.told()
         self._meeting.joined()
+
+    def kept(self) -> dict[str, F32]:
+        """See algorithm_state."""
+        return {"quantising error": self._feedback.owed}
+
+    def common(self) -> dict[str, F32 | Segment]:
+        return {"outer momentum": self._momentum, "gathered changes": self._gathered}
 
     def vectors(self) -> dict[str, F32]:
         return {"base": self._base, "owed": self._feedback.owed}

@@ -80,6 +80,10 @@ class Downpour(Hooks):
             self._push()
         self._meeting.joined()
 
+    def kept(self) -> dict[str, F32]:
+        """See algorithm_state."""
+        return {"changes not pushed": self._owed}
+
     def vectors(self) -> dict[str, F32]:
         """What a resumed worker goes on from, live."""
         return {"base": self._base, "owed": self._owed}
@@ -136,6 +140,12 @@ class Adagrad(Downpour):
         step = self._rate * np.float32(weight) * self._sum / (np.sqrt(history) + TINY)
         self._owed[: self._trained] = -step
         super()._add(1.0)
+
+    def kept(self) -> dict[str, F32]:
+        return {**super().kept(), "gradients not pushed": self._sum}
+
+    def common(self) -> dict[str, F32 | Segment]:
+        return {"squares": self._squares}
 
     def vectors(self) -> dict[str, F32]:
         return {**super().vectors(), "sum": self._sum}

@@ -8,8 +8,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pytest
+
+from shmtrain.algorithm_state import AlgorithmState
+from shmtrain.method import Method
+from tests.shmtrain.crowds import Recipe, open_job, together
 from tests.shmtrain.jobs import ENDLESS, Job, running, stop, write
 
 LONG = f"max_iter: {ENDLESS} display: 500\n"
@@ -69,3 +77,61 @@ def test_who_cannot_join_is_told_why(tmp_path: Path, address: str) -> None:
     with joining(tmp_path, address) as job:
         assert job.end() == 1
     assert f"Cannot join: no job 'J' runs in the box at {address}" in job.text
+
+
+# What a snapshot keeps of the algorithm ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "more", "names"),
+    [
+        ("diloco", {"wire": "int8"}, ({"outer momentum"}, {"quantising error"})),
+        (
+            "diloco",
+            {"wire": "int8", "asynchronous": True, "outer_buffer": 3},
+            ({"outer momentum", "gathered changes"}, {"quantising error"}),
+        ),
+        (
+            "downpour",
+            {"server": "adagrad", "n_push": 3},
+            ({"squares"}, {"changes not pushed", "gradients not pushed"}),
+        ),
+    ],
+)
+def test_the_algorithms_state_goes_on_with_other_workers(
+    address: str, tmp_path: Path, algorithm: str, more: dict[str, Any], names: tuple[set[str], set[str]]
+) -> None:
+    """Three go on from what two have saved: the job's part at all, each one's own, the third's from zero."""
+    common, kept = names
+    recipe = Recipe(algorithm, 2, Method(beta=None, wait_limit=30.0, **more), tau=2)
+    job = open_job(address, recipe)
+    together(job.workers, 8)
+    stem = str(tmp_path / "m_iter_16")
+    before = [state_of(worker, recipe) for worker in job.workers]
+    for worker, (state, _, _) in zip(job.workers, before, strict=True):
+        state.save(stem, leads=worker.rank == 0)
+    assert {frozenset(c) for _, c, _ in before} == {frozenset(common)}
+    assert {frozenset(k) for _, _, k in before} == {frozenset(kept)}
+    assert all(np.abs(array).max() > 0 for array in before[0][1].values())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.shmtrain.crowds.JOB", "again")
+        again = open_job(address, replace(recipe, world=3))
+        lines: list[str] = []
+        for worker in again.workers:
+            state_of(worker, recipe)[0].restore(stem, lines.append)
+        for rank, worker in enumerate(again.workers):
+            _, mine, own = state_of(worker, recipe)
+            for name in common:
+                np.testing.assert_array_equal(mine[name], before[0][1][name])
+            for name in kept:
+                np.testing.assert_array_equal(own[name], before[rank][2][name] if rank < 2 else 0)
+    assert [line for line in lines if "starts at zero" in line and "worker2" in line]
+
+
+def state_of(worker: Any, recipe: Recipe) -> tuple[AlgorithmState, dict[str, Any], dict[str, Any]]:
+    exchange = worker.exchange
+    state = AlgorithmState(recipe.algorithm, exchange, exchange._meeting.crowd, b"net")
+    common = {
+        name: np.array(v if isinstance(v, np.ndarray) else v.read()) for name, v in exchange.common().items()
+    }
+    return state, common, {name: array.copy() for name, array in exchange.kept().items()}
