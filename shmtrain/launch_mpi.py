@@ -6,6 +6,7 @@ Where one rank fails it ends them all, and so does mpirun where one dies: MPI ha
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from contextlib import ExitStack
@@ -85,6 +86,8 @@ def _take_part(config: TrainConfig, console: Console, place: Launched, ranks: Ra
     if server and ranks.rank == 0:
         from shmtrain.exchange.mpi_easgd import serve
 
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)  # it serves until all workers have ended
         count = serve(ranks, config.sharing.alpha)
         told.info(f"Rank 0 (pid {os.getpid()}): the center has taken part in {count} exchanges")
         return
