@@ -60,7 +60,8 @@ class AlgorithmState:
 
         def write(to: str) -> None:
             with open(to, "wb") as file:
-                np.savez(file, **head, **{f"vector {name}": vector for name, vector in vectors.items()})
+                fields = {**head, **{f"vector {name}": vector for name, vector in vectors.items()}}
+                np.savez(file, **fields)
 
         write_atomically(path, write)
 

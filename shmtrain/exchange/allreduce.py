@@ -38,7 +38,7 @@ class Buckets:
 
     def __init__(self, vectors: Vectors, mib: float, stats: ExchangeStats) -> None:
         self._vectors, self._stats = vectors, stats
-        self._numbers = 3
+        self._numbers = 4
         size = joined_vector(vectors).size
         self._buffer: Tensor = torch.zeros(size + self._numbers)
         self._array: F32 = self._buffer.numpy()
@@ -48,9 +48,9 @@ class Buckets:
         self._gap, self._trained = gap, vectors.trained
 
     def average(self, group: Group, numbers: Sequence[float]) -> tuple[int, list[int]]:
-        """Means over the members into the vectors; how many they are, and their sums of two whole numbers.
+        """Means over the members into the vectors; how many they are, and their sums of whole numbers.
 
-        numbers  two of this member, below 2^20 so that float32 holds their sum: only one member's are not 0
+        numbers  three of this member, below 2^20 so that float32 holds their sum: only one member's are not 0
         """
         members = len(group.members)
         ring = 2 * (members - 1) * self._array.nbytes // members  # what gloo's ring has each member send
@@ -89,8 +89,8 @@ class Allreduce(Hooks):
         self._meeting, crowd = meeting, meeting.crowd
         self._replicas = Replicas(crowd, meeting.vectors, "all", range(crowd.world))
         self._buckets = Buckets(meeting.vectors, meeting.method.bucket_mib, self.stats)
-        self._count = 0
-        self._replicas.begin(lambda: 0 if meeting.iterations else None)
+        self._count = self._joins = 0
+        self._replicas.begin(self._upcoming)
 
     @property
     def upcoming(self) -> int | None:
@@ -105,7 +105,8 @@ class Allreduce(Hooks):
             self._replicas.agree(self._average)
 
     def _average(self) -> None:
-        self._count, _ = self._buckets.average(self._replicas.group, (0, 0))
+        joins = self._replicas.let_in()
+        self._count, (*_, self._joins) = self._buckets.average(self._replicas.group, (0, 0, joins))
 
     def after_update(self, step: int) -> None:
         replicas = self._replicas
@@ -113,11 +114,17 @@ class Allreduce(Hooks):
             return
         self.stats.saw(0)
         replicas.replica.done += self._count
-        done = replicas.replica.done
-        replicas.upcoming = done if done < self._meeting.iterations else None
+        replicas.upcoming = self._upcoming()
         if replicas.group.is_root:
             with self.stats.standing(), self.stats.part("ugw", sent=self._meeting.local.nbytes):
                 self._meeting.center.write(self._meeting.local, threads=self._meeting.threads)
+
+        if self._joins:
+            replicas.regroup()
+
+    def _upcoming(self) -> int | None:
+        done = self._replicas.replica.done
+        return done if done < self._meeting.iterations else None
 
     def center(self, out: F32) -> None:
         np.copyto(out, self._meeting.local)

@@ -20,11 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 
 from shmtrain.crowd import Crowd, Wait
+from shmtrain.group import Column, State
 from smb.errors import UnknownKey, WaitTimeout
 
 if TYPE_CHECKING:
     from smb import Segment
 
+KNOCKS = -1  # instead of a generation: a worker that waits to be let in
 POLL = 0.005
 SLICE = timedelta(seconds=0.5)
 
@@ -116,6 +118,37 @@ class Group:
             raise
         except (Lost, RuntimeError) as error:
             raise Lost(str(error)) from error
+
+    # Workers that come later ------------------------------------------------------------------------------
+
+    def let_in(self) -> bool:
+        """Of the root, before a collective: let those that knock into the next generation; whether one does.
+
+        They are in the table before this worker comes to that generation, so all others find them there.
+        """
+        rows, table = self.crowd.rows, np.asarray(self._table.read())
+        knocking = [r for r in self._ranks if table[r] == KNOCKS and rows.state(r) is State.JOINING]
+        for rank in knocking:
+            self._table.write(np.array([self._generation + 1], np.int64), offset=rank)
+            self.crowd.progress.put(rank, Column.STATE, State.TRAINING)
+        return bool(knocking)
+
+    def knock(self) -> bool:
+        """Of one that comes later: wait until the group lets it in; False when there is nobody to do it."""
+        self._table.write(np.array([KNOCKS], np.int64), offset=self.crowd.rank)
+        wait = self.crowd.wait(f"{self._name}: to be let in")
+        while (generation := int(np.asarray(self._table.read())[self.crowd.rank])) == KNOCKS:
+            rows, table = self.crowd.rows, np.asarray(self._table.read())
+            others = [r for r in self._ranks if r != self.crowd.rank and not rows.gone(r)]
+            if not others:
+                self._generation = max(int(table[r]) for r in self._ranks if r != self.crowd.rank)
+                self._generation = max(self._generation, 0)
+                self.crowd.begin()
+                return False
+            wait.check(others, rows)
+            time.sleep(POLL)
+        self._generation = generation - 1
+        return True
 
     def _gathered(self) -> tuple[int, ...]:
         wait = self.crowd.wait(f"{self._name}, generation {self._generation}")

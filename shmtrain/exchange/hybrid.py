@@ -52,6 +52,7 @@ class Hybrid:
         self._tickets = crowd.box.counter(crowd.key("claimed-by-groups"))
         self._moved = self._claimed = -1  # the places that the root has done its part for
         self._next: int | None = None
+        self._joins = 0
         self._pending = False
         self._replicas.begin(self._claim)
 
@@ -94,7 +95,8 @@ class Hybrid:
             self._next = self._claim()
             self._claimed = self._replicas.place
         coming = 0 if self._next is None or not group.is_root else self._next + 1
-        _, (high, low) = self._buckets.average(group, divmod(coming, BASE))
+        joins = self._replicas.let_in()
+        _, (high, low, self._joins) = self._buckets.average(group, (*divmod(coming, BASE), joins))
         coming = high * BASE + low
         self._next = coming - 1 if coming else None
 
@@ -107,6 +109,8 @@ class Hybrid:
         if not self._replicas.catch_up():
             self._replicas.upcoming = self._next
             self._pending = True
+            if self._joins:
+                self._replicas.regroup()
 
     def center(self, out: F32) -> None:
         self._meeting.center.read(out)

@@ -44,10 +44,23 @@ class Replicas:
         return self.replica.step
 
     def begin(self, first: Callable[[], int | None]) -> None:
-        """Form the group; the root says by ``first`` which iteration comes first."""
+        """Form the group; the root says by ``first`` which iteration comes first.
+
+        Who joins others takes over their weights, history and place.
+        """
         self._first = first
+        if self.group.crowd.joining and not self.group.knock():
+            self.replica.done = self.group.crowd.rows.total
         self._come_together()
         self.catch_up()
+
+    def let_in(self) -> bool:
+        """Before a collective: whether somebody joins after it. The root tells all, by the collective itself."""
+        return self.group.is_root and self.group.let_in()
+
+    def regroup(self) -> None:
+        """At the border of a step, by all: with those that were let in."""
+        self._come_together()
 
     def agree(self, collective: Callable[[], None]) -> bool:
         """Do one collective with all that live; False when this worker was behind and shall catch up."""

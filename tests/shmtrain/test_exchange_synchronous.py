@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -317,3 +318,39 @@ def test_diloco_ends_a_round_that_is_not_full(address: str) -> None:
     before = job.center
     end(job)
     assert np.abs(job.center - before).max() > 0.01
+
+
+# Workers that come later ---------------------------------------------------------------------------------
+
+
+def slowly(weights: Any, rank: int, step: int) -> Any:
+    """Time for another one to come."""
+    time.sleep(0.002)
+    return gradient(weights, rank, step)
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "allreduce", "hybrid"])
+@pytest.mark.parametrize("lost", [False, True], ids=["a new row", "a lost one's row"])
+def test_who_joins_takes_part_from_the_border_of_a_step_on(address: str, algorithm: str, lost: bool) -> None:
+    """It takes the weights and the history of the others; then all make the same steps."""
+    method = replace(METHOD, group_size=3)
+    recipe = Recipe(algorithm, 3, method, ALPHA, momentum=MU, iterations=500, gradient=slowly)
+    job = open_job(address, recipe, absent={2})
+    together(job.workers, 1)
+    rank = 2
+    if lost:
+        job.bury(1)
+        job.workers, rank = job.workers[:1], 1
+    going = [w.pool.submit(to_the_end, w) for w in job.workers if w.pool]
+    late = job.open_late(address, recipe, rank)
+    assert late.pool
+    going.append(late.pool.submit(to_the_end, late))
+    for future in going:
+        future.result(60)
+    assert 2 < late.steps < job.workers[0].steps
+    assert len({worker.weights.tobytes() for worker in [*job.workers, late]}) == 1
+
+
+def to_the_end(worker: Any) -> None:
+    while worker.exchange.upcoming is not None:
+        worker.step()
