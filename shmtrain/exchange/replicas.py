@@ -55,7 +55,7 @@ class Replicas:
         self.catch_up()
 
     def let_in(self) -> bool:
-        """Before a collective: whether somebody joins after it. The root tells all, by the collective itself."""
+        """Before a collective: whether somebody joins after it. The root tells all by the collective."""
         return self.group.is_root and self.group.let_in()
 
     def regroup(self) -> None:
