@@ -28,7 +28,7 @@ from prototxt.errors import DataError
 MAX_MESSAGE = 1 << 16
 MAX_TEXT = 4000
 RING_BYTES = 1 << 30  # fewer slots than asked for when batches are huge
-SMALL_RING_BYTES, SMALL_RING_SLOTS = 4 << 20, 9  # more when they are small: the reader is woken less often
+SMALL_RING_BYTES, SMALL_RING_SLOTS = 16 << 20, 33  # more when they are small: fewer steps wake the reader
 
 
 class Gone(Exception):
