@@ -1,4 +1,4 @@
-"""``import caffe`` for code that was written for the original, where that is not installed."""
+"""``import caffe`` for code that was written for the original."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
 from types import ModuleType
 
 NAME = "caffe"
@@ -28,39 +29,53 @@ class _Alias(Loader):
 
 
 class CaffeFinder(MetaPathFinder):
-    """Finds ``caffe`` itself. It stands behind all others: an original that is installed comes first."""
+    """Finds ``caffe``, and ``caffe.X`` once that is this package: no file of ours is run a second time.
 
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        return ModuleSpec(NAME, _Alias(), is_package=True) if fullname == NAME else None
-
-
-class SubmoduleFinder(MetaPathFinder):
-    """Finds ``caffe.X`` once ``caffe`` is this package.
-
-    It stands before all others, which would find the file and run it anew: a second copy of its classes.
+    always  also where an original is installed; else that comes first
     """
 
+    def __init__(self, always: bool) -> None:
+        self.always = always
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
+        if fullname == NAME:
+            ours = self.always or not original_is_installed()
+            return ModuleSpec(NAME, _Alias(), is_package=True) if ours else None
         if not fullname.startswith(f"{NAME}.") or sys.modules.get(NAME) is not sys.modules[FACE]:
             return None
         found = importlib.util.find_spec(FACE + fullname[len(NAME) :])
         return None if found is None else ModuleSpec(fullname, _Alias())
 
 
-def install() -> None:
-    """From now on ``import caffe`` gives this package unless the original is installed; twice is fine."""
-    if not any(isinstance(finder, CaffeFinder) for finder in sys.meta_path):
-        sys.meta_path[:] = [SubmoduleFinder(), *sys.meta_path, CaffeFinder()]
+def original_is_installed() -> bool:
+    """Whether sys.path has another ``caffe``; the original's source that was never built does not count."""
+    spec = PathFinder.find_spec(NAME)
+    if spec is None:
+        return False
+    folders = [Path(folder) for folder in spec.submodule_search_locations or ()]
+    unbuilt = any((folder / "_caffe.cpp").exists() for folder in folders) and not any(
+        path.suffix != ".cpp" for folder in folders for path in folder.glob("_caffe.*")
+    )
+    return not unbuilt
+
+
+def install(always: bool = False) -> None:
+    """From now on ``import caffe`` gives this package, unless an original is installed or ``always`` is set.
+
+    It stays so until ``uninstall``; to call it again is fine.
+    """
+    present = [finder for finder in sys.meta_path if isinstance(finder, CaffeFinder)]
+    for finder in present:
+        finder.always = finder.always or always
+    if not present:
+        sys.meta_path.insert(0, CaffeFinder(always))
 
 
 def uninstall() -> None:
     """The reverse; modules that have imported it keep it."""
-    ours = (CaffeFinder, SubmoduleFinder)
-    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, ours)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, CaffeFinder)]
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] == NAME and module.__name__.startswith(FACE):
             del sys.modules[name]

@@ -16,12 +16,14 @@ class _Settings:
     """seed   of the next net, None for one from the clock; each net built takes one further
     log       where ``log`` writes, None for stderr
     level     the lowest severity that is written
+    on_cpu    scripts that ask for a GPU get the CPU
     solvers   what set_solver_count and set_solver_rank said; nothing here depends on it
     """
 
     seed: int | None = None
     log: Log | None = None
     level: int = 0
+    on_cpu: bool = False
     solvers: tuple[int, int] = (1, 0)
 
 
@@ -33,13 +35,26 @@ def set_mode_cpu() -> None:
 
 
 def set_mode_gpu() -> None:
-    """Raises RuntimeError: this build computes on the CPU alone."""
-    raise RuntimeError("set_mode_gpu: nets run on the CPU only; use set_mode_cpu")
+    """Raises RuntimeError: this build computes on the CPU alone; nothing happens after gpu_calls_mean_cpu."""
+    _no_gpu("set_mode_gpu")
 
 
 def set_device(device: int) -> None:
-    """Raises RuntimeError: this build computes on the CPU alone."""
-    raise RuntimeError(f"set_device({device}): nets run on the CPU only; use set_mode_cpu")
+    """Raises RuntimeError, as set_mode_gpu does."""
+    _no_gpu(f"set_device({device})")
+
+
+def gpu_calls_mean_cpu() -> None:
+    """From now on set_mode_gpu and set_device do nothing, for scripts that call them in any case."""
+    _settings.on_cpu = True
+
+
+def _no_gpu(call: str) -> None:
+    if not _settings.on_cpu:
+        raise RuntimeError(
+            f"{call}: nets run on the CPU only; use set_mode_cpu, or run the script by "
+            "python -m shmtrain.pycaffe --cpu"
+        )
 
 
 def set_random_seed(seed: int) -> None:

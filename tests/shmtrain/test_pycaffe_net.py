@@ -250,18 +250,31 @@ def test_import_caffe_gives_this_face_and_no_copy_of_it() -> None:
     assert "shmtrain.pycaffe.io" in sys.modules
 
 
-def test_an_original_that_is_installed_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("files", "always", "theirs"),
+    [
+        (["__init__.py"], False, True),
+        (["__init__.py"], True, False),
+        (["__init__.py", "_caffe.cpp"], False, False),  # the original's source, never built
+        (["__init__.py", "_caffe.cpp", "_caffe.so"], False, True),
+    ],
+)
+def test_an_original_that_is_installed_comes_first_unless_ours_is_asked_for(
+    files: list[str], always: bool, theirs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "caffe").mkdir()
-    (tmp_path / "caffe" / "__init__.py").write_text("original = True")
+    for name in files:
+        (tmp_path / "caffe" / name).touch()
     monkeypatch.syspath_prepend(tmp_path)
     alias.install()
+    alias.install(always)
     try:
-        import caffe as original
+        import caffe as found
 
-        assert original.original
+        assert (found is not sys.modules["shmtrain.pycaffe"]) == theirs
     finally:
         alias.uninstall()
-        del sys.modules["caffe"]
+        sys.modules.pop("caffe", None)
 
 
 SCRIPT = """
@@ -269,6 +282,7 @@ import sys
 import numpy as np
 import caffe
 
+caffe.set_mode_gpu()
 net = caffe.Net(sys.argv[1], caffe.TEST)
 assert net.layers[1].seen == 0, "a Python layer is the script's own object"
 print(caffe.__name__, net.forward(data=np.ones((4, 3)))["y"].sum(), net.layers[1].seen, *sys.argv[2:])
@@ -296,7 +310,8 @@ def test_a_script_for_the_original_runs_unchanged_with_its_python_layers(tmp_pat
     (tmp_path / "net").write_text(NET[: NET.index('layer { name: "a/1"')] + (
         'layer { name: "t" type: "Python" bottom: "data" top: "y" '
         'python_param { module: "mine" layer: "Twice" } }'))  # fmt: skip
-    command = [sys.executable, "-m", "shmtrain.pycaffe"]
+    (tmp_path / "caffe.py").write_text("raise ImportError('another caffe')")
+    command = [sys.executable, "-m", "shmtrain.pycaffe", "--cpu"]
     ran = subprocess.run([*command, tmp_path / "script.py", tmp_path / "net", "-v"],
                          capture_output=True, text=True, timeout=100, check=False)  # fmt: skip
     assert (ran.returncode, ran.stderr) == (0, "")
@@ -306,9 +321,9 @@ def test_a_script_for_the_original_runs_unchanged_with_its_python_layers(tmp_pat
 def test_running_no_script_tells_the_usage(capsys: pytest.CaptureFixture[str]) -> None:
     from shmtrain.pycaffe.__main__ import main
 
-    assert (main([]), main(["none.py"]), main(["--help"])) == (2, 2, 0)
+    assert (main([]), main(["-x"]), main(["none.py"]), main(["--help"])) == (2, 2, 2, 0)
     told = capsys.readouterr()
-    assert "usage: python -m shmtrain.pycaffe SCRIPT.py" in told.err
+    assert "usage: python -m shmtrain.pycaffe [--cpu] SCRIPT.py" in told.err
     assert "usage: " in told.out
     assert "no such script: " in told.err
 
