@@ -154,6 +154,10 @@ class ActivationBlob(Blob):
         self._shape = _checked(dims)
         self._seen = self._runs.number
 
+    def live_in(self, tensor: Tensor) -> None:
+        """Let the data be ``tensor``, contiguous float32 of the blob's shape: one storage from now on."""
+        self._data = tensor.detach().reshape(-1)
+
     def store(self, value: Tensor) -> None:
         """Take over shape and numbers of ``value``, unseen by autograd: graphs on this storage live."""
         self._seen = self._runs.number

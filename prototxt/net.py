@@ -107,6 +107,7 @@ class Net:
         for node in graph.nodes:
             for slot, weight in zip(node.top_slots, node.loss_weights, strict=True):
                 slots[slot].weight = weight
+        self._keep_constants(slots)
         self._slots = slots
         self.blobs: OrderedDict[str, Blob] = OrderedDict(
             (name, blob) for name, blob in zip(graph.names, slots, strict=True) if name != AUTOMATIC
@@ -117,6 +118,16 @@ class Net:
         )
         self._whole = WholeGraph(graph, slots, runs, self.phase == "TRAIN")
         self.layerwise = LayerByLayer(graph, slots)
+
+    def _keep_constants(self, slots: list[ActivationBlob]) -> None:
+        """A blob that is filled once is its layer's own tensor, which scripts may write; unless a layer does."""
+        nodes = self._graph.nodes
+        written = {slot for node in nodes for slot in node.top_slots if slot in node.bottom_slots}
+        for node in nodes:
+            constants: dict[int, Tensor] = getattr(node.module, "constants", {})
+            for top, tensor in constants.items():
+                if node.top_slots[top] not in written:
+                    slots[node.top_slots[top]].live_in(tensor)
 
     # ------------------------------------------------------------ what it is made of
 

@@ -32,6 +32,11 @@ class DummyData(nn.Module):
         tops = tuple(top.to(self._spec.context.device) for top in self._tops)
         return tops[0] if len(tops) == 1 else tops
 
+    @property
+    def constants(self) -> dict[int, Tensor]:
+        """The tops that are filled once, by index: what a script writes into them stays."""
+        return {i: self._tops[i] for i, filler in enumerate(self._fillers) if filler.type == "constant"}
+
     def close(self) -> None:
         """Nothing to end."""
 

@@ -265,6 +265,29 @@ def test_a_layer_that_fails_while_running_is_named_with_its_shapes(way: str) -> 
         getattr(built, way)()
 
 
+@pytest.mark.parametrize("way", ["run", "forward"])
+def test_what_a_script_writes_into_a_blob_that_is_filled_once_stays(way: str) -> None:
+    shapes = (
+        'shape { dim: 2 dim: 3 } shape { dim: 2 } data_filler { type: "gaussian" } data_filler { value: 7 }'
+    )
+    text = layer("d", "DummyData", "", "x y", f"dummy_data_param {{ {shapes} }}")
+    built = net(text + layer("p", "Power", "y", "p"))
+    getattr(built, way)()
+    assert built.blobs["p"].data.tolist() == [7, 7]
+    built.blobs["x"].data[...] = 5
+    built.blobs["y"].data[...] = [1, 2]
+    getattr(built, way)()
+    assert built.blobs["p"].data.tolist() == built.blobs["y"].data.tolist() == [1, 2]
+    assert not (built.blobs["x"].data == 5).any()
+
+
+def test_a_constant_that_a_layer_overwrites_in_place_is_filled_again() -> None:
+    text = layer("d", "DummyData", "", "y", "dummy_data_param { shape { dim: 2 } data_filler { value: 7 } }")
+    built = net(text + layer("p", "Power", "y", "y", "power_param { scale: 2 }"))
+    for _ in range(2):
+        assert built.forward()["y"].tolist() == [14, 14]
+
+
 # Blobs ----------------------------------------------------------------------------------------------------
 
 
