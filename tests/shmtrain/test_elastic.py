@@ -135,3 +135,22 @@ def state_of(worker: Any, recipe: Recipe) -> tuple[AlgorithmState, dict[str, Any
         name: np.array(v if isinstance(v, np.ndarray) else v.read()) for name, v in exchange.common().items()
     }
     return state, common, {name: array.copy() for name, array in exchange.kept().items()}
+
+
+def test_half_of_eight_workers_are_killed_at_once_and_the_rest_end_the_job(tmp_path: Path) -> None:
+    """A whole group, and the roots of two others."""
+    write(
+        tmp_path,
+        "max_iter: 12000 display: 100 test_iter: 1 test_interval: 12000 test_initialization: false\n",
+    )
+    with running(tmp_path, "--workers", "8", "--algorithm", "hybrid", "--group-size", "2") as job:
+        pids = [job.pid_of(rank) for rank in range(8)]
+        job.trains()
+        lost = [0, 1, 2, 4]
+        for rank in lost:
+            os.kill(pids[rank], signal.SIGKILL)
+        for rank in lost:
+            job.wait_for(rf"Worker {rank} \(pid {pids[rank]}\) was killed by SIGKILL")
+        assert job.end() == 0, job.text
+    assert "Test net output #0: loss = " in (tmp_path / "solver.worker3.log").read_text()
+    assert len(list(tmp_path.glob("solver_iter_*.caffemodel"))) == 1

@@ -12,7 +12,9 @@ import pytest
 
 import smb
 from shmtrain.exchange.base import Lockstep
+from shmtrain.exchange.gloo import KNOCKS
 from shmtrain.exchange.hybrid import group_of
+from shmtrain.group import Column, State
 from shmtrain.method import Method
 from tests.shmtrain.crowds import (
     F64,
@@ -354,3 +356,25 @@ def test_who_joins_takes_part_from_the_border_of_a_step_on(address: str, algorit
 def to_the_end(worker: Any) -> None:
     while worker.exchange.upcoming is not None:
         worker.step()
+
+
+@pytest.mark.parametrize("algorithm", ["sync", "diloco", "allreduce", "hybrid"])
+def test_one_that_dies_as_it_joins_holds_nobody_up(address: str, algorithm: str) -> None:
+    """It has a row, is let in, and dies before it has made anything of the first step."""
+    method = replace(METHOD, group_size=3)
+    recipe = Recipe(algorithm, 3, method, ALPHA, 1, momentum=MU, iterations=400, gradient=slowly)
+    job = open_job(address, recipe, absent={2})
+    going = [w.pool.submit(to_the_end, w) for w in job.workers if w.pool]
+    assert job.progress.take_row(0) == 2
+    if algorithm in {"allreduce", "hybrid"}:
+        job.box.attach("job/generations").write(np.array([KNOCKS]), offset=2)
+        job.wait_until_training(2)
+    else:
+        job.progress.put(2, Column.STATE, State.TRAINING)
+    time.sleep(0.1)  # they wait for it
+    steps = [worker.steps for worker in job.workers]
+    job.bury(2)
+    for future in going:
+        future.result(60)
+    assert all(worker.steps > before for worker, before in zip(job.workers, steps, strict=True))
+    assert job.workers[0].weights.tobytes() == job.workers[1].weights.tobytes()

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import smb
+from shmtrain.exchange.termination import Place, open_counting
 from shmtrain.group import Column, Member, Progress, State
 
 WORLD = 3
@@ -137,3 +138,25 @@ def test_a_jobs_name_is_taken_while_it_runs(box: smb.Box, address: str) -> None:
         Progress.create(other, "job", WORLD)
         with pytest.raises(smb.KeyExists):
             Progress.create(box, "job", WORLD)
+
+
+def test_one_that_joins_takes_a_lost_ones_row_and_keeps_what_was_counted(box: smb.Box) -> None:
+    """Then one that somebody has left, then a new one; and nobody waits for it before it trains."""
+    progress = Progress.create(box, "job", 3, spare=1)
+    for rank, (state, done) in enumerate([(State.TRAINING, 40), (State.TRAINING, 10), (State.LEFT, 7)]):
+        progress.put(rank, Column.STATE, state)
+        progress.put(rank, Column.START, 500)
+        progress.put(rank, Column.CLAIMED, done + 3)
+        progress.put(rank, Column.DONE, done)
+    progress.bury(1)
+    total = progress.rows().total
+    assert [progress.take_row(99) for _ in range(4)] == [1, 2, 3, None]
+    rows = progress.rows()
+    assert rows.total == total == 40 + 13 + 7
+    assert rows.state(1) is State.JOINING
+    assert rows.gone(1)
+    assert (rows.working, rows.active, rows.leader, rows.began) == ([0], 1, 0, 4)
+    assert (rows.done(1), rows.credit(1), rows.start(1), rows.pid(1)) == (13, 27, 500, 99)
+    counting = open_counting("counter", Place(progress, 1, 500, 2000), lambda: box.counter("c"))
+    counting.claim()
+    assert counting.complete() == 500 + total + 1
