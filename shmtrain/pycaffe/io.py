@@ -203,7 +203,7 @@ def load_image(filename: str | os.PathLike[str], color: bool = True) -> Array:
         image = (image @ np.array(GRAY))[:, :, np.newaxis]
     if color and image.shape[2] == 1:
         image = np.tile(image, (1, 1, 3))
-    return image.astype(np.float32)
+    return np.asarray(image, np.float32)
 
 
 def resize_image(im: AnyArray, new_dims: Sequence[int] | AnyArray, interp_order: int = 1) -> Array:
