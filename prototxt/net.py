@@ -120,7 +120,7 @@ class Net:
         self.layerwise = LayerByLayer(graph, slots)
 
     def _keep_constants(self, slots: list[ActivationBlob]) -> None:
-        """A blob that is filled once is its layer's own tensor, for scripts to write; unless a layer does so."""
+        """A blob that is filled once is its layer's own tensor: scripts may write it. Not if a layer does."""
         nodes = self._graph.nodes
         written = {slot for node in nodes for slot in node.top_slots if slot in node.bottom_slots}
         for node in nodes:
