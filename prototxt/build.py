@@ -132,7 +132,10 @@ class _GraphBuilder:
             in_place = index < len(bottoms) and bottoms[index] == name
             if not in_place and (name in self._makers or name in spec.top[:index]):
                 first = self._makers.get(name, spec.name)
-                raise spec.error(f"Top blob '{name}' produced by multiple sources (first by layer '{first}')")
+                text = f"Top blob '{name}' produced by multiple sources (first by layer '{first}')"
+                if index < len(bottoms) and bottoms[index].startswith(f"{name}_{first}_"):
+                    text += "; it cannot work in place, as another layer uses its bottom too: rename the top"
+                raise spec.error(text)
 
     def _add_tops(self, node: Node) -> None:
         spec, shapes = node.spec, node.built.tops

@@ -160,11 +160,10 @@ def _hint(kind: str, known: list[str]) -> str:
     """What may be meant by an unknown type."""
     if not kind:
         return "type must be set"
-    near = [name for name in known if name.lower() == kind.lower()]
     fork = origin(kind, FORK_TYPES)
-    if fork and not near:
+    if fork:
         return fork
-    near = near or get_close_matches(kind, known, 3)
+    near = [name for name in known if name.lower() == kind.lower()] or get_close_matches(kind, known, 3)
     return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
 
 

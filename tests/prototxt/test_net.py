@@ -130,6 +130,16 @@ def test_two_sources_of_one_blob_are_refused(second: str) -> None:
         net(text)
 
 
+def test_a_layer_in_place_on_a_blob_that_another_uses_is_told_to_rename_its_top() -> None:
+    text = DATA + product("ip", "data", "ip", 4) + layer("other", "TanH", "ip", "y")
+    message = (
+        r"net:5: layer 'relu': Top blob 'ip' produced by multiple sources \(first by layer 'ip'\); "
+        "it cannot work in place, as another layer uses its bottom too: rename the top"
+    )
+    with pytest.raises(LayerError, match=message):
+        net(text + layer("relu", "ReLU", "ip", "ip"))
+
+
 def test_an_in_place_layer_keeps_the_blobs_name_and_slot() -> None:
     built = net(DATA + product("ip", "data", "ip", 4) + layer("relu", "ReLU", "ip", "ip") + LOSS)
     ip, relu = built.layer_dict["ip"], built.layer_dict["relu"]
@@ -337,6 +347,21 @@ def test_an_unknown_layer_type_names_the_nearest() -> None:
         net(inputs(data=(1, 2)) + layer("p", "Poolin", "data", "p"))
     with pytest.raises(LayerError, match=r"unknown layer type 'Qqq' .known: .*ReLU"):
         net(inputs(data=(1, 2)) + layer("p", "Qqq", "data", "p"))
+
+
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        ("Permute", "it comes from SSD Caffe, a fork of Caffe that is not supported"),
+        ("ReLU6", "it comes from the MobileNet forks, .* Clip with min: 0 and max: 6 computes the same"),
+        ("pooling", "did you mean Pooling?"),
+        ("Convolutional", "did you mean Convolution"),
+        ("", "type must be set"),
+    ],
+)
+def test_an_unknown_layer_type_is_explained(kind: str, hint: str) -> None:
+    with pytest.raises(LayerError, match=rf"net:1: layer 'a': unknown layer type '{kind}' \({hint}"):
+        net(layer("a", kind, "", "a"))
 
 
 def test_num_output_has_to_be_set() -> None:

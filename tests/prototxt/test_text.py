@@ -21,6 +21,22 @@ NET_FAULTS = {
         'layer { name: "p" type: "Permute" bottom: "data" top: "p" permute_param { order: 0 } }',
         'net:1:59: LayerParameter has no field named "permute_param"; it comes from SSD Caffe, a fork',
     ),
+    "field of a fork that is like one of BVLC's": (
+        "layer { box_output_param { } }",
+        'LayerParameter has no field named "box_output_param"; it comes from MS-CNN\'s Caffe, a fork',
+    ),
+    "field of a fork in a message of BVLC's": (
+        "layer { data_param { shuffle: true } }",
+        'net:1:22: DataParameter has no field named "shuffle"; it comes from Intel\'s Caffe, a fork',
+    ),
+    "field of a fork that BVLC says otherwise": (
+        "layer { pooling_param { ceil_mode: false } }",
+        "that is not supported; round_mode: FLOOR says the same as ceil_mode: false",
+    ),
+    "old layer type of a fork": (
+        "layers { type: VIDEO_DATA }",
+        "; it comes from C3D and the video forks and SSD Caffe, a fork of Caffe that is not supported",
+    ),
     "field of another message": (
         "layer { lr_mult: 1 }",
         'net:1:9: LayerParameter has no field named "lr_mult"; ParamSpec has one',
@@ -138,6 +154,11 @@ def test_a_wrong_net_gets_one_clear_message(fault: str) -> None:
     text, message = NET_FAULTS[fault]
     with pytest.raises(ParseError, match=re.escape(message)):
         net_from_text(text, "net")
+
+
+def test_the_ending_that_all_layers_fields_share_makes_none_alike() -> None:
+    with pytest.raises(ParseError, match=r'no field named "colour_param"$'):
+        net_from_text("layer { colour_param { } }")
 
 
 @pytest.mark.parametrize("fault", SOLVER_FAULTS)
