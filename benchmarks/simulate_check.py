@@ -2,8 +2,9 @@
 
     python benchmarks/simulate_check.py [--workers 1,2,3,4] [--mib 51] [--compute-ms 60] [--rounds 3]
 
-Measured first, alone: one worker's fused exchange, its copies, sums and moves (the rates of a thread), and
-two workers' exchange at once (how many threads' worth of bandwidth the memory has). Then, for each number of
+Measured first, alone: one process's fused exchange, copies, sums and moves, each after a pause of the
+computing's length, when the caches hold other things (the rates of a thread); and two workers' exchange at
+once against one's (how many threads' worth of bandwidth the memory has). Then, for each number of
 workers, rounds of steps of computing and exchange, in an order drawn by chance: computing as a busy loop and
 as a wait, by the fused exchange and by the paper's two threads; the computing alone is measured in the same
 rounds with as many processes, so under the same oversubscription. Simulated and measured milliseconds of a
@@ -41,11 +42,12 @@ KINDS = ("busy", "wait")
 RATES = ("exchange", "copy", "accumulate", "apply", "parallel")
 
 
-def timed(work: Callable[[], object], repeat: int = 5) -> float:
-    """Median seconds of a call, after one that warms up."""
+def timed(work: Callable[[], object], pause: float, repeat: int = 9) -> float:
+    """Median seconds of a call that comes after a pause, after one that warms up."""
     work()
     times = []
     for _ in range(repeat):
+        time.sleep(pause)
         began = time.perf_counter()
         work()
         times.append(time.perf_counter() - began)
@@ -58,7 +60,7 @@ def take(group: Group, measure: Measure, count: int, amount: float, steps: int) 
     return group.run(job)[0] / steps
 
 
-def rates(address: str, groups: dict[int, Group], count: int) -> Machine:
+def rates(address: str, groups: dict[int, Group], count: int, pause: float) -> Machine:
     """This machine as the simulation knows it: one worker's operations, and two workers' exchange at once."""
     size = 4 * count
     mine, room = floats(count), floats(count)
@@ -66,13 +68,14 @@ def rates(address: str, groups: dict[int, Group], count: int) -> Machine:
     one, two = (statistics.median(take(groups[n], fused, count, 0, 6) for _ in range(5)) for n in (1, 2))
     with smb.connect(address) as box:
         center, own = (box.create(f"check/{name}", count) for name in ("center", "own"))
-        copy = (timed(lambda: center.read(mine)) + timed(lambda: own.write(mine))) / 2
-        add = timed(lambda: center.accumulate(own))
-    pull = timed(lambda: _native.elastic_pull(mine, room, 0.1, out=room))
+        move = timed(lambda: center.exchange(mine, 0.1), pause)
+        copy = (timed(lambda: center.read(mine), pause) + timed(lambda: own.write(mine), pause)) / 2
+        add = timed(lambda: center.accumulate(own), pause)
+    pull = timed(lambda: _native.elastic_pull(mine, room, 0.1, out=room), pause)
     return Machine(
         link=None,
         latency=0.0,
-        exchange=size / one / GB,
+        exchange=size / move / GB,
         copy=size / copy / GB,
         accumulate=size / add / GB,
         apply=size / pull / GB,
@@ -124,7 +127,7 @@ def main() -> None:
         stack.enter_context(smb.serve(unix=f"{folder}/box"))
         place = stack.enter_context(hall())
         groups = {number: place.box(number, address) for number in sorted({1, 2, *numbers})}
-        machine = rates(address, groups, int(given.mib * MIB) // 4)
+        machine = rates(address, groups, int(given.mib * MIB) // 4, given.compute_ms / 1e3)
         print(
             ", ".join(f"{name} {getattr(machine, name):.2f}" for name in RATES), "(GB/s of a thread; threads)"
         )

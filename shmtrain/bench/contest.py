@@ -24,7 +24,7 @@ LABELS = {
 SEQUENTIALLY = {
     "fused": ("1",),
     "paper": ("1",),
-    "server": ("fused", "pull", "piped", "piped-256K", "piped-64K"),
+    "server": ("fused", "pull", "piped", "piped-256K"),
     "rma": ("held", "pieces-64K", "pieces-256K", "pieces-1M"),
     "window": ("fused",),
     "allreduce": ("in place", "out of place", "pieces-256K", "pieces-4M"),
@@ -35,13 +35,13 @@ GLOO_VARIANTS = ("whole", "pieces-4M")
 OVERLAPPED = {
     (PUSH, "fused"): ("1",),
     (PUSH, "paper"): ("1",),
-    (PUSH, "server"): ("fused", "pull", "threaded", "piped-256K"),
+    (PUSH, "server"): ("fused", "pull", "threaded", "piped"),
     (PUSH, "rma"): ("held", "threaded", "pieces-256K"),
     (PUSH, "window"): ("fused",),
     (WHOLE, "fused"): ("1",),
-    (WHOLE, "server"): ("fused", "piped-256K"),
+    (WHOLE, "server"): ("fused", "piped"),
     (WHOLE, "rma"): ("held", "pieces-256K"),
-    (WHOLE, "allreduce"): ("in place", "pieces-256K"),
+    (WHOLE, "allreduce"): ("in place", "pieces-4M"),
 }
 OF_BOX = ("fused", "paper")
 

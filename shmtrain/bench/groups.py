@@ -89,7 +89,8 @@ class Group:
             for peer in self.peers.values():
                 selector.register(peer.connection, selectors.EVENT_READ, peer)
             while waiting := [peer for peer in self.peers.values() if not peer.answers]:
-                ready = selector.select(max(0.0, end - time.monotonic()))
+                left = end - time.monotonic()
+                ready = selector.select(left) if left > 0 else []
                 if not ready:
                     names = ", ".join(f"{peer.rank} (pid {peer.pid})" for peer in waiting)
                     raise BenchError(

@@ -9,7 +9,7 @@ there in variants; the best is what counts:
                (the receive is posted before)
                pull: the worker receives the center, keeps its own side, sends d, the server accumulates
                threaded: as pull, d is sent by a second thread while the worker computes
-               piped, piped-64K, piped-256K: as fused in pieces, non-blocking both ways, several under way
+               piped, piped-256K: as fused in pieces (of 1 MiB), non-blocking both ways, several under way
     rma        Get, pull, Accumulate on a window of rank 0, under lock_all, so that rank 0 has no part in it
                held: the whole vector; threaded: the same, accumulated by a second thread; pieces...: piece by
                piece, so that a piece is still in the cache when it is added
@@ -34,7 +34,7 @@ from smb import _native
 
 READY, DATA, BACK, ACK = range(4)
 AHEAD = 3  # pieces under way
-PIECES = {"piped": 1 << 18, "piped-256K": 1 << 16, "piped-64K": 1 << 14}  # elements
+PIECES = {"piped": 1 << 18, "piped-256K": 1 << 16}  # elements
 SPINS = 300  # looks at the messages before one sleeps, where processors are short
 NAP = 50e-6
 
@@ -70,7 +70,7 @@ class MpiWay(Way):
 class Server(MpiWay):
     """Exchange by send and recv: a worker's side."""
 
-    variants = ("fused", "pull", "piped", "piped-256K", "piped-64K")
+    variants = ("fused", "pull", "piped", "piped-256K")
 
     def __init__(self, comm: Any, buffers: Buffers, variant: str, patient: bool = False) -> None:
         self.comm, self.buffers, self.variant, self.patient = comm, buffers, variant, patient

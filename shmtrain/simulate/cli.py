@@ -12,6 +12,7 @@ from pathlib import Path
 from shmtrain.simulate.setting import WAYS, Computing, Machine, Setting, SettingError
 
 MIB = 1 << 20
+SAME = {"easgd": "seasgd", "eamsgd": "seasgd", "mpi-allreduce": "allreduce"}  # what costs the same
 COLUMNS = (
     "way", "workers", "iteration ms", "computing ms", "iterations/s", "efficiency", "communication",
     "staleness", "stalest",
@@ -167,7 +168,7 @@ def _measured(path: str) -> tuple[float, ...]:
 
 
 def _ways(text: str) -> tuple[str, ...]:
-    found = tuple(dict.fromkeys(text.split(",")))
+    found = tuple(dict.fromkeys(SAME.get(way, way) for way in text.split(",")))
     if unknown := [way for way in found if way not in WAYS]:
         raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(WAYS)}")
     return found

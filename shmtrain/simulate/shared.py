@@ -78,14 +78,12 @@ class Shared:
         self._ends: list[tuple[float, int, simpy.Event]] = []
         self._order = count()
         self._looking = float("inf")  # when it is looked next whether a transfer is done
-        self.busy = 0.0  # amount moved so far
 
     def use(self, amount: float) -> Event:
         """An event at the end of this transfer."""
         self._advance()
         done = self._env.event()
         heapq.heappush(self._ends, (self._virtual + amount, next(self._order), done))
-        self.busy += amount
         self._plan()
         return done
 

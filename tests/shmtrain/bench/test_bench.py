@@ -172,9 +172,12 @@ def place() -> Iterator[Hall]:
         yield opened
 
 
-def test_a_rank_that_dies_is_named_with_what_it_was_to_do(place: Hall, tmp_path: Path) -> None:
+def test_a_rank_that_dies_is_named_with_what_it_was_to_do(
+    place: Hall, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import smb
 
+    monkeypatch.setattr(groups, "LIMIT", 3.0)
     with smb.serve(unix=str(tmp_path / "box")):
         group = place.box(2, f"unix:{tmp_path}/box")
         victim = group.peers[1]
