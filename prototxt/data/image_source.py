@@ -22,17 +22,17 @@ def read_image(
 
     Raises DataError that names the file.
     """
-    note = note or Note()
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-    except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
-        raise DataError(f"cannot read the image {os.path.abspath(path)}: {error}") from error
-    try:
-        with note.during(path):
+    shown = os.path.abspath(path)
+    with (note or Note()).during(shown):
+        try:
+            with open(path, "rb") as file:
+                data = file.read()
+        except (OSError, ValueError) as error:  # a name with a zero byte is a ValueError
+            raise DataError(f"cannot read the image {shown}: {error}") from error
+        try:
             return decoder.decode(data, "color" if color else "gray", *size)
-    except Undecodable as error:
-        raise DataError(f"the image {os.path.abspath(path)} {error}") from error
+        except Undecodable as error:
+            raise DataError(f"the image {shown} {error}") from error
 
 
 class ImageSource:

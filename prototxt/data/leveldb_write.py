@@ -102,9 +102,7 @@ def fill_leveldb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> int:
     try:
         for key, value in records:
             if count and key <= last:
-                raise DataError(
-                    f"key {key!r} comes after {last!r}; a LevelDB is written in the order of its keys"
-                )
+                raise DataError(f"key {key!r} comes after {last!r}; keys must rise")
             count, last = count + 1, key
             table = table or _Table(folder / f"{number:06d}.ldb")
             table.add(key + (count << 8 | VALUE).to_bytes(8, "little"), value)

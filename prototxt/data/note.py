@@ -30,8 +30,10 @@ class Note:
     @contextmanager
     def during(self, path: str) -> Iterator[None]:
         self.reading(path)
-        yield
-        self.reading("")
+        try:
+            yield
+        finally:
+            self.reading("")
 
 
 def read_note(fd: int) -> str:

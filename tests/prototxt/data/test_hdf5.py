@@ -131,3 +131,26 @@ def test_names_in_the_list_may_hold_blanks_or_share_a_line(
     (tmp_path / "0.h5").rename(tmp_path / "a b.h5")
     listed.write_text(f"  {tmp_path / 'a b.h5'}\n{tmp_path / '1.h5'} {tmp_path / '2.h5'}")
     assert labels_of(hdf5_layer(listed, 6), 1) == list(range(6))
+
+
+def test_more_than_two_giga_values_are_read_as_they_are_used(
+    tmp_path: Path, open_layer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2^31 and more values in one data set, which no memory here holds: rows of both ends, in order and not."""
+    rows, width = 1 << 21, 1025
+    with h5py.File(tmp_path / "large.h5", "w") as file:  # sparse: what is not written takes no room
+        data = file.create_dataset("data", (rows, width), np.float32, chunks=(1, width))
+        data[:4], data[-4:] = 1, 2
+        file.create_dataset("label", (rows,), np.int32, chunks=(4096,))[-4:] = 3
+    (tmp_path / "list").write_text("large.h5")
+    monkeypatch.chdir(tmp_path)
+    text = (
+        'name: "h" type: "HDF5Data" top: "data" top: "label" '
+        'hdf5_data_param {{ source: "list" batch_size: 4 {} }}'
+    )
+    built = open_layer(text.format(""), "TRAIN", options={"data_start": {"h": rows // 4 - 1}})
+    (last, labels), (first, _) = ([top.clone() for top in built.module()] for _ in range(2))
+    assert (last == 2).all()
+    assert labels.tolist() == [3.0] * 4
+    assert (first == 1).all()
+    assert open_layer(text.format("shuffle: true"), seed=1).module()[0].shape == (4, width)
