@@ -136,7 +136,7 @@ def test_names_in_the_list_may_hold_blanks_or_share_a_line(
 def test_more_than_two_giga_values_are_read_as_they_are_used(
     tmp_path: Path, open_layer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """2^31 and more values in one data set, which no memory here holds: rows of both ends, in order and not."""
+    """2^31 and more values in one data set, which no memory here holds: rows of both ends."""
     rows, width = 1 << 21, 1025
     with h5py.File(tmp_path / "large.h5", "w") as file:  # sparse: what is not written takes no room
         data = file.create_dataset("data", (rows, width), np.float32, chunks=(1, width))

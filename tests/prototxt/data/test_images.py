@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import struct
+import time
 import zlib
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 
 from prototxt.data.config import WindowConfig
 from prototxt.data.decode import LIMIT_PIXELS, Decoder, Undecodable
+from prototxt.data.note import read_note
 from prototxt.data.window_source import Window, place
 from prototxt.errors import DataError
 
@@ -89,7 +90,7 @@ def test_shuffled_images_come_once_a_pass_in_another_order_each_alike_for_all(im
 
 
 def test_rand_skip_leaves_out_a_few_at_the_beginning_by_the_seed(image_layer: Any) -> None:
-    starts = {labels(image_layer(1, "rand_skip: 6", seed=seed), 1)[0] for seed in range(8)}
+    starts = {labels(image_layer(1, "rand_skip: 6", seed=seed), 1)[0] for seed in range(4)}
     assert starts <= set(range(6))
     assert len(starts) > 1
     with pytest.raises(DataError, match=r"rand_skip leaves out \d+ of 12 lines"):
@@ -116,6 +117,9 @@ def test_a_death_in_the_decoder_names_the_image(image_layer: Any, images: Path) 
     layer = image_layer(1, options={"decode_threads": 1})
     layer.module()
     reader = layer.module.reader
+    end = time.monotonic() + 10.0
+    while not read_note(reader._note) and time.monotonic() < end:
+        time.sleep(0.01)
     os.kill(reader.pid, signal.SIGSEGV)
     death = r"list\.txt ended in SIGSEGV \(is it corrupt\?\), at .*/stuck\.ppm"
     with pytest.raises(DataError, match=death):  # noqa: PT012
@@ -170,8 +174,6 @@ def test_a_batch_has_so_many_backgrounds_first_then_objects(window_layer: Any, c
 
 
 def test_windows_are_drawn_by_chance_all_of_them_and_by_the_seed(window_layer: Any) -> None:
-    seen = Counter(label for _ in range(20) for label in window_layer(seed=5).module()[1].tolist())
-    assert set(seen) <= {0, 5, 7}
     built = window_layer(seed=5)
     drawn = [built.module()[1].tolist() for _ in range(30)]
     assert {label for batch in drawn for label in batch} == {0, 5, 7}
