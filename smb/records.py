@@ -28,7 +28,8 @@ DTYPES = {
     "uint8": 1,
 }  # name -> bytes of an element; the order is the wire's
 LIFETIMES = ("owner", "attached", "stay")
-WIRES = ("float32", "bfloat16", "float16", "int8", "anew")  # anew: float32 that also starts the shadow
+WIRES = ("float32", "bfloat16", "float16", "int8", "anew", "moved")
+# anew: float32 that also starts the shadow; moved: float32 answered by the values after the move, not by d
 
 U16 = Annotated[int, Number("H", 0, 2**16 - 1)]
 U32 = Annotated[int, Number("I", 0, 2**32 - 1)]

@@ -24,6 +24,8 @@ void Transfer::received(size_t bytes) {
     case Stage::header: return take_header();
     case Stage::head:
       if (order_.operation != kExchange || flight.count == 0) return take_reply();
+      // Straight to where they belong: the daemon has the piece, so what was sent is not needed again.
+      if (flight.wire == kMoved) return expect(Stage::elements, floats_at(flight), flight.count * sizeof(float));
       if (!reply_) reply_ = Buffer::take(kPieceBytes);
       return expect(Stage::elements, reply_->data(), wire_bytes(flight.wire, flight.count));
     default: take_reply();
@@ -88,10 +90,10 @@ void Transfer::apply_reply(Flight& flight) {
 
 // W_x -= d, and the shadow follows: S += what was sent, S -= d.
 void Transfer::apply_exchange(const Flight& flight) {
+  if (flight.wire == kMoved) return;  // received into the user's values
   float* local = floats_at(flight);
   if (!flight.encoded) {
     accumulate_f32(local, reply_->floats(), -1.0f, flight.count);
-    if (flight.wire != kAnew) return;
     float* kept = stream_.shadows.keep(order_.segment, flight.begin, flight.count);
     std::memcpy(kept, local, flight.count * sizeof(float));
     return;

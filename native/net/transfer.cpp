@@ -113,7 +113,10 @@ bool Transfer::encode_piece(Flight& flight) {
     bad = {flight.at + wrong, (order_.offset + flight.at) / per_chunk};
     return false;
   }
-  if (flight.wire == kWireFloat32) return true;
+  if (flight.wire == kWireFloat32) {
+    if (!adds) flight.wire = kMoved;
+    return true;
+  }
   const std::shared_ptr<Buffer> values_to_send = Buffer::take(flight.count * sizeof(float));
   float* v = values_to_send->floats();
   if (adds) {

@@ -59,7 +59,7 @@ Refusal Stream::check_update(const Request& request, const Entry& entry) const {
     }
     if (Refusal refusal = check_scalar(request)) return refusal;
     if (operation == kAccumulateFrom) return {};
-    if (head.wire >= kWires || (head.wire == kAnew && operation != kExchange)) {
+    if (head.wire >= kWires || (head.wire >= kAnew && operation != kExchange)) {
       return refuse(kProtocolError, "%s: wire type %u is none of its own", verb, head.wire);
     }
   }
@@ -219,8 +219,12 @@ Refusal Stream::exchange(const Request& request, const Entry& entry, const std::
   const UpdateHead& head = request.update;
   answer.elements = elements;
   answer.bytes = wire_bytes(head.wire, head.count);
-  if (head.wire != kWireFloat32 && head.wire != kAnew) return exchange_quantised(request, entry, *elements, answer);
   float* values = elements->floats();
+  if (head.wire == kMoved) {
+    ExchangePass pass(*entry.region, head.offset, head.count, values, static_cast<float>(head.scalar));
+    return run(pass, head.segment, "exchange");
+  }
+  if (head.wire != kWireFloat32 && head.wire != kAnew) return exchange_quantised(request, entry, *elements, answer);
   const size_t bad = first_nonfinite_f32(values, 1.0f, head.count);
   if (bad < head.count) {
     return would_spoil(head.offset + bad);

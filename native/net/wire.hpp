@@ -6,11 +6,19 @@
 
 namespace smb::net {
 
-enum Wire : uint8_t { kWireFloat32 = 0, kWireBfloat16 = 1, kWireFloat16 = 2, kWireInt8 = 3, kAnew = 4, kWires = 5 };
+enum Wire : uint8_t {
+  kWireFloat32 = 0,
+  kWireBfloat16 = 1,
+  kWireFloat16 = 2,
+  kWireInt8 = 3,
+  kAnew = 4,   // float32 that also starts the shadow
+  kMoved = 5,  // float32 answered by the worker's values as they are after the move, not by d
+  kWires = 6
+};
 
 constexpr size_t kScaleBlock = 256;
 
-// Bytes of n elements. kAnew travels as float32.
+// Bytes of n elements. kAnew and kMoved travel as float32.
 size_t wire_bytes(uint8_t wire, size_t n);
 
 // values to the wire; what is beyond the wire's range becomes its largest value. values hold no NaN.

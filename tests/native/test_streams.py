@@ -351,6 +351,17 @@ def test_a_write_that_came_whole_lands_once_and_its_repetition_is_passed_over(ma
     assert (values[count // 2 :] == 3).all()
 
 
+def test_an_exchange_is_answered_by_its_increment_or_by_the_moved_values(mapping: Mapping) -> None:
+    daemon, x, rate = Daemon(mapping), noise(100, 1), np.float32(0.25)
+    center = read_all(mapping)[:100]
+    for sequence, wire in ((1, 0), (2, 5)):
+        d = rate * (x - center)
+        request = frame(21, NUMBER, sequence, 0, 0, 100, 1, wire, rate, elements=x.tobytes())
+        assert ask(daemon.stream, request)[1][8:] == (d if wire == 0 else x - d).tobytes()
+        center += d
+        np.testing.assert_array_equal(read_all(mapping)[:100], center)
+
+
 def test_a_client_that_never_acknowledges_is_kept_to_the_window(mapping: Mapping) -> None:
     daemon = Daemon(mapping, window=16)
     statuses = [ask(daemon.stream, piece(k))[0] for k in range(1, 40)]
