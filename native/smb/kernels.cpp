@@ -33,24 +33,28 @@ SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alp
 }
 
 SMB_CLONES bool accumulate_looking_f32(float* __restrict dst, const float* __restrict src, float scale,
-                                       const float* __restrict ahead, size_t n) {
+                                       const float* __restrict ahead, size_t looked) {
+  const size_t n = (looked + 1) / 2;
+  const float* __restrict further = ahead + (looked - n);
   int32_t largest = 0;
   for (size_t i = 0; i < n; ++i) {
     racy::store(dst + i, dst[i] + scale * src[i]);
-    largest = std::max(largest, magnitude(scale * ahead[i]));
+    largest = std::max(largest, std::max(magnitude(scale * ahead[i]), magnitude(scale * further[i])));
   }
   return largest < kInfinity;
 }
 
 SMB_CLONES bool exchange_looking_f32(float* __restrict x, float* __restrict g, float alpha,
-                                     const float* __restrict ahead, size_t n) {
+                                     const float* __restrict ahead, size_t looked) {
+  const size_t n = (looked + 1) / 2;
+  const float* __restrict further = ahead + (looked - n);
   int32_t largest = 0;
   for (size_t i = 0; i < n; ++i) {
     const float center = g[i];
     const float d = alpha * (x[i] - center);
     racy::store(x + i, x[i] - d);
     racy::store(g + i, center + d);
-    largest = std::max(largest, magnitude(ahead[i]));
+    largest = std::max(largest, std::max(magnitude(ahead[i]), magnitude(further[i])));
   }
   return largest < kInfinity;
 }

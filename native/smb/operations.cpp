@@ -134,8 +134,9 @@ void ExchangePass::move(const Piece& piece, Ahead* ahead) {
   float* local = local_ + at(piece);
   // Only a look at all of the next piece is of use: chunks but the first and the last are of one length.
   const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  if (seen) ahead->fine = exchange_looking_f32(local, center, alpha_, local_ + at(ahead->piece), seen);
-  exchange_f32(local + seen, center + seen, alpha_, piece.count - seen);
+  const size_t done = (seen + 1) / 2;
+  if (seen) ahead->looked(exchange_looking_f32(local, center, alpha_, local_ + at(ahead->piece), seen));
+  exchange_f32(local + done, center + done, alpha_, piece.count - done);
 }
 
 AccumulatePass::AccumulatePass(const Region& region, size_t offset, size_t count, const float* source, float scale)
@@ -149,8 +150,9 @@ void AccumulatePass::move(const Piece& piece, Ahead* ahead) {
   float* target = reinterpret_cast<float*>(region.at(piece.begin));
   const float* source = source_ + at(piece);
   const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  if (seen) ahead->fine = accumulate_looking_f32(target, source, scale_, source_ + at(ahead->piece), seen);
-  accumulate_f32(target + seen, source + seen, scale_, piece.count - seen);
+  const size_t done = (seen + 1) / 2;
+  if (seen) ahead->looked(accumulate_looking_f32(target, source, scale_, source_ + at(ahead->piece), seen));
+  accumulate_f32(target + done, source + done, scale_, piece.count - done);
 }
 
 AccumulateSegmentPass::AccumulateSegmentPass(const Region& region, size_t offset, size_t count, const Region& source,

@@ -20,7 +20,10 @@ constexpr int kTurnSpins = 500;  // about 20 us, half the time of a chunk
 class Run {
  public:
   Run(Pass& pass, size_t threads)
-      : pass_(pass), threads_(threads), next_(pass.first_chunk()), cleared_(pass.first_chunk()) {}
+      : pass_(pass),
+        threads_(threads),
+        next_(pass.first_chunk()),
+        passed_(pass.ordered() ? pass.end_chunk() - pass.first_chunk() : 0) {}
 
   Outcome go(const StillWaiting& still_waiting) {
     run_parts(std::min(threads_, pass_.end_chunk() - pass_.first_chunk()), [this](size_t) { work(); });
@@ -38,12 +41,12 @@ class Run {
  private:
   // Takes chunks in ascending order; the check of the next one goes along with the move of this one.
   void work() {
-    Ahead now = {claim()};
-    while (now.piece.count != 0 && now.piece.chunk < bad_chunk_.load(std::memory_order_relaxed)) {
-      size_t bad = 0;
-      const Turn checked = now.fine ? Turn::done : pass_.prepare(now.piece, &bad);
-      if (!take_turn(now.piece.chunk, checked, bad)) return;
-      Ahead next = {claim()};
+    size_t clear = pass_.first_chunk();  // all before it have passed their checks, as far as this thread knows
+    Ahead now = claim();
+    while (now.piece.count != 0) {
+      const Turn checked = now.fine ? Turn::done : check(now.piece);
+      if (!await_turn(now.piece.chunk, clear)) return;
+      Ahead next = claim();
       if (checked != Turn::busy && pass_.attempt(now.piece, next.piece.count ? &next : nullptr) == Turn::done) {
         moved_.fetch_add(1, std::memory_order_relaxed);
       } else {
@@ -53,52 +56,53 @@ class Run {
     }
   }
 
-  // The next piece that nobody has; an empty one when there is none.
-  Piece claim() {
+  // The next piece that nobody has; an empty one when there is none, or none that will be moved.
+  Ahead claim() {
+    if (bad_chunk_.load(std::memory_order_relaxed) != kNone) return {};
     const size_t chunk = next_.fetch_add(1, std::memory_order_relaxed);
-    return chunk < pass_.end_chunk() ? pass_.piece(chunk) : Piece{chunk, 0, 0};
+    if (chunk >= pass_.end_chunk()) return {};
+    return {pass_.piece(chunk), pass_.ordered() ? &passed(chunk) : nullptr};
   }
 
-  // Waits until every earlier chunk has passed its check, so that at a bad one nothing later has moved.
-  // checked is what the caller found at this one. False: this chunk or an earlier one is bad.
-  bool take_turn(size_t chunk, Turn checked, size_t bad) {
-    if (!pass_.ordered()) return true;
-    for (int spins = 0;; ++spins) {
-      const size_t cleared = cleared_.load(std::memory_order_acquire);
-      if (cleared > chunk) return true;
-      if (bad_chunk_.load(std::memory_order_acquire) <= chunk) return false;
-      if (cleared == chunk) {
-        settle(chunk, checked, bad);
-      } else if (spins > kTurnSpins) {
-        help(cleared);
-      } else {
-        pause();
-      }
-    }
-  }
+  std::atomic<bool>& passed(size_t chunk) { return passed_[chunk - pass_.first_chunk()]; }
 
-  // Makes a check whose thread has it coming but is late: it may have lost its processor.
-  void help(size_t chunk) {
-    if (!pass_.repeatable()) {
-      sched_yield();
-      return;
-    }
+  // The check of a piece, and what follows from it for all threads.
+  Turn check(const Piece& piece) {
     size_t bad = 0;
-    const Turn checked = pass_.prepare(pass_.piece(chunk), &bad);
-    settle(chunk, checked, bad);
+    const Turn checked = pass_.prepare(piece, &bad);
+    if (!pass_.ordered()) return checked;
+    if (checked == Turn::refused) {
+      stop_at(piece.chunk, bad);
+    } else {
+      passed(piece.chunk).store(true, std::memory_order_release);
+    }
+    return checked;
   }
 
-  // What a check of the first chunk not yet cleared came to. Void when somebody else has cleared it
-  // meanwhile: then the chunk may have been moving under the check.
-  void settle(size_t chunk, Turn checked, size_t bad) {
-    if (checked != Turn::refused) {
-      cleared_.compare_exchange_strong(chunk, chunk + 1, std::memory_order_acq_rel);
-      return;
-    }
+  // Void when somebody else has passed the chunk meanwhile: then it may have been moving under the check.
+  void stop_at(size_t chunk, size_t bad) {
     const std::lock_guard<std::mutex> guard(mutex_);
-    if (cleared_.load(std::memory_order_acquire) != chunk) return;
+    if (passed(chunk).load(std::memory_order_acquire) || bad_chunk_.load() <= chunk) return;
     bad_element_ = bad;
     bad_chunk_.store(chunk, std::memory_order_release);
+  }
+
+  // Waits until the chunk and every earlier one have passed their checks, so that at a bad one nothing later has
+  // moved. clear is what the caller knows of them. False: this chunk or an earlier one is bad.
+  bool await_turn(size_t chunk, size_t& clear) {
+    if (!pass_.ordered()) return true;
+    for (int spins = 0;; ++spins) {
+      while (clear <= chunk && passed(clear).load(std::memory_order_acquire)) ++clear;
+      if (clear > chunk) return true;
+      if (bad_chunk_.load(std::memory_order_acquire) <= chunk) return false;
+      if (spins <= kTurnSpins) {
+        pause();
+      } else if (pass_.repeatable()) {
+        check(pass_.piece(clear));  // its thread is late: it may have lost its processor
+      } else {
+        sched_yield();
+      }
+    }
   }
 
   void defer(size_t chunk) {
@@ -157,7 +161,7 @@ class Run {
   Pass& pass_;
   const size_t threads_;
   std::atomic<size_t> next_;
-  std::atomic<size_t> cleared_;
+  std::vector<std::atomic<bool>> passed_;  // which chunks' checks found nothing
   std::atomic<size_t> bad_chunk_{kNone};
   size_t bad_element_ = 0;
   std::atomic<size_t> moved_{0};

@@ -1,6 +1,7 @@
 // One operation on a range of a segment, chunk by chunk: the order of checks and moves, and the waiting.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -15,8 +16,14 @@ enum class Turn { done, busy, refused };
 
 // The piece that a thread does next: whoever moves memory now may look at it on the way.
 struct Ahead {
-  Piece piece;
+  Piece piece{};
+  std::atomic<bool>* passed = nullptr;  // where other threads look for what follows
   bool fine = false;  // looked at, and all of its values may be moved; otherwise it has yet to be prepared
+
+  void looked(bool all_finite) {
+    fine = all_finite;
+    if (fine && passed) passed->store(true, std::memory_order_release);
+  }
 };
 
 // An operation. Several threads may be in prepare/attempt of different chunks at once.
