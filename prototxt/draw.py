@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape
 
-from prototxt import schema
+from prototxt import schema, upgrade
 from prototxt.diagram import Box, Layout, Point, lay_out
 from prototxt.errors import PrototxtError
 
@@ -97,12 +97,25 @@ def of_message(net: Any, phase: int | None = None, rates: bool = False) -> list[
     """
     drawn: list[Drawn] = []
     makers: dict[str, list[int]] = {}
-    for layer in net.layer:
+    for layer in _current(net).layer:
         if phase is None or _in_phase(layer, phase):
             mults = [f"{param.lr_mult:g}" for param in layer.param] if rates else []
             lines = [*_about(layer), *([f"lr_mult {', '.join(mults)}"] if mults else [])]
             _add(drawn, makers, layer, lines)
     return drawn
+
+
+def _current(net: Any) -> Any:
+    """The message itself, or an upgraded copy of one that is written in an old way."""
+    if not (net.layers or net.input):
+        return net
+    copy = type(net)()
+    copy.CopyFrom(net)
+    try:
+        upgrade.upgrade_net(copy)
+    except ValueError as error:
+        raise PrototxtError(str(error)) from error
+    return copy
 
 
 def _add(drawn: list[Drawn], makers: dict[str, list[int]], layer: Any, lines: Iterable[str]) -> None:

@@ -150,5 +150,5 @@ SOLVERS: dict[str, type[Solver]] = {
 
 
 def get_solver(path: str | os.PathLike[str]) -> Solver:
-    """The solver that the file's ``type`` names."""
-    return SOLVERS[parse_solver(path).type](path)
+    """The solver that the file's ``type`` names; ConfigError for a type that is none."""
+    return SOLVERS.get(parse_solver(path).type, Solver)(path)

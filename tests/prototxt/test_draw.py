@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prototxt import draw
+from prototxt import draw, schema
 from prototxt.diagram import Box, Layout, lay_out
 from prototxt.errors import PrototxtError
 from prototxt.text import net_from_text
@@ -57,6 +57,19 @@ def test_a_message_is_drawn_as_it_is_written_or_for_one_phase() -> None:
     assert [each.name for each in draw.of_message(message)] == ["TRAIN", "TEST", "ip"]
     assert draw.of_message(message)[2].sources == (0, 1)
     assert [each.name for each in draw.of_message(message, phase=1)] == ["TEST", "ip"]
+
+
+def test_an_old_message_is_drawn_as_what_it_means() -> None:
+    message = schema.NetParameter(name="old", input=["data"], input_dim=[1, 3, 4, 4])
+    message.layers.add(name="c", type=4, bottom=["data"], top=["c"])
+    assert [(each.name, each.type, each.sources) for each in draw.of_message(message)] == [
+        ("input", "Input", ()),
+        ("c", "Convolution", (0,)),
+    ]
+    assert len(message.layers) == 1
+    message.layer.add(name="new")
+    with pytest.raises(PrototxtError, match="layers"):
+        draw.of_message(message)
 
 
 def test_svg_holds_a_box_and_the_text_of_every_layer() -> None:

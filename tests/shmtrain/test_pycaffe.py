@@ -157,6 +157,12 @@ def test_a_named_solver_class_overrides_the_files_type_and_checks_it() -> None:
         caffe.AdaGradSolver("s.prototxt")
 
 
+def test_a_solver_type_that_is_none_is_told() -> None:
+    Path("s.prototxt").write_text(SOLVER + 'type: "Adm"')
+    with pytest.raises(ConfigError, match="Adm"):
+        caffe.get_solver("s.prototxt")
+
+
 def test_importing_the_package_loads_no_torch() -> None:
     import subprocess
     import sys
