@@ -1,12 +1,15 @@
 """How fast the reader process reads LMDBs, and what a training step pays for it, in one run.
 
-    python benchmarks/data_lmdb.py [--records 60000] [--blocks 15] [--steps 60] [--threads T]
+    python benchmarks/data_lmdb.py [--records 60000] [--jpegs 640] [--blocks 15] [--steps 60] [--threads T]
 
 The LMDBs are made here: raw 28x28 records in batches of 64 and raw 3x32x32 ones in batches of 100. Prints one
 JSON object a measure:
 
 read   images/s of a net that takes batches and does nothing else, median of --blocks, for one worker and for
        one of four (which passes over three records for each it takes). Bytes moved: 4 a pixel into the ring.
+jpeg   images/s of a net that takes batches of 32 decoded JPEGs of 256x256, cropped to 227, mirrored, less
+       a mean, over those of a bare loop of lmdb and cv2.imdecode in one thread, and over one in as many
+       threads as the reader decodes in; medians of rounds in turns. The bar is 0.9, for as many threads
 take   microseconds of the net's own time in one take(), the ring being full: after a pause, as in a training.
 step   LeNet's forward, backward and update in plain torch with its batches from the reader, over the same on
        preloaded batches: blocks of --steps alternate in an order drawn by chance. The bar is 1.03, on an idle
@@ -23,17 +26,24 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 
+import cv2
+import lmdb
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from prototxt import schema
+from prototxt._native import datum_head
 from prototxt.data.config import ReaderConfig, TransformConfig
 from prototxt.data.convert import Images, datum_records, write_once
 from prototxt.data.source import Reader
 
 Take = Callable[[], tuple[Tensor, ...]]
+JPEG_SIDE = 256
 PAUSE = 0.004  # seconds of a net's own work between two batches, for `take`
 
 
@@ -66,6 +76,76 @@ def read_speed(folder: Path, batch: int, world: int, blocks: int) -> float:
                 reader.take()
             speeds.append(500 * batch / (time.perf_counter() - start))
     return statistics.median(speeds)
+
+
+def make_jpegs(folder: Path, records: int) -> Path:
+    """Records of smooth colours with some noise: a photograph's size as a JPEG, about 20 KB."""
+    rng = np.random.default_rng(0)
+    values = []
+    for i in range(records):
+        coarse = rng.integers(0, 256, (8, 8, 3), np.uint8)
+        noise = rng.normal(0, 6, (JPEG_SIDE, JPEG_SIDE, 3))
+        image = cv2.resize(coarse, (JPEG_SIDE, JPEG_SIDE), interpolation=cv2.INTER_CUBIC) + noise
+        data = cv2.imencode(".jpg", image.clip(0, 255).astype(np.uint8))[1].tobytes()
+        datum = schema.Datum(data=data, label=i % 10, encoded=True)
+        values.append((b"%08d" % i, datum.SerializeToString()))
+    write_once(folder, values)
+    return folder
+
+
+def bare_decoding(folder: Path, images: int, threads: int) -> float:
+    """Seconds of lmdb and OpenCV alone for so many images."""
+    cv2.setNumThreads(1)
+
+    def decode(value: bytes) -> None:
+        *_, offset, size, _ = datum_head(value)
+        assert cv2.imdecode(np.frombuffer(value, np.uint8, size, offset), cv2.IMREAD_COLOR) is not None
+
+    with lmdb.open(str(folder), readonly=True, lock=False) as env, env.begin() as txn:
+        values = (value for _ in range(images) for _, value in txn.cursor())
+        start = time.perf_counter()
+        if threads == 1:
+            for value in islice(values, images):
+                decode(value)
+        else:
+            with ThreadPoolExecutor(threads) as pool:
+                while part := list(islice(values, min(8 * threads, images))):
+                    list(pool.map(decode, part))
+                    images -= len(part)
+        return time.perf_counter() - start
+
+
+def jpeg_speed(folder: Path, rounds: int, threads: int) -> dict[str, object]:
+    config = ReaderConfig(
+        "lmdb", str(folder), 32, ("data", "label"), train=True, threads=threads,
+        transform=TransformConfig(crop=227, mirror=True, mean_values=(104.0, 117.0, 123.0)),
+    )  # fmt: skip
+    images = 32 * 20
+    speeds: dict[str, list[float]] = {"reader": [], "bare": [], "bare_threads": []}
+    with Reader(config, place="benchmark") as reader:
+
+        def read() -> float:
+            for _ in range(12):  # what lies ready
+                reader.take()
+            start = time.perf_counter()
+            for _ in range(20):
+                reader.take()
+            return time.perf_counter() - start
+
+        ways = {
+            "reader": read,
+            "bare": lambda: bare_decoding(folder, images, 1),
+            "bare_threads": lambda: bare_decoding(folder, images, threads),
+        }
+        for _ in range(rounds):
+            for name in random.sample(list(ways), len(ways)):
+                speeds[name].append(images / ways[name]())
+    medians = {name: statistics.median(values) for name, values in speeds.items()}
+    return {
+        **{name: round(speed) for name, speed in medians.items()},
+        "over_bare": round(medians["reader"] / medians["bare"], 3),
+        "over_bare_threads": round(medians["reader"] / medians["bare_threads"], 3),
+    }
 
 
 def take_times(folder: Path, batch: int, count: int = 500) -> list[float]:
@@ -137,6 +217,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--records", type=int, default=60_000)
+    parser.add_argument("--jpegs", type=int, default=640)
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
@@ -149,6 +230,9 @@ def main() -> None:
             for world in (1, 4):
                 speed = read_speed(folder, batch, world, args.blocks)
                 say("read", record=name, batch=batch, workers=world, images_per_second=round(speed))
+        jpegs = make_jpegs(Path(temporary) / "jpegs", args.jpegs)
+        for threads in sorted({1, args.threads}):
+            say("jpeg", threads=threads, **jpeg_speed(jpegs, args.blocks, threads))
         times = take_times(gray, 64)
         say("take", p50_us=round(times[len(times) // 2], 1), p99_us=round(times[len(times) * 99 // 100], 1))
         say("step", threads=args.threads, **step_ratio(gray, args.blocks, args.steps))
