@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from importlib.util import find_spec
 
 from shmtrain.bench import report
@@ -35,14 +35,16 @@ def main(argv: Sequence[str]) -> int:
         p.error(str(error))
     before, rows = os.getloadavg(), list[Row]()
     try:
-        for found in compare(setting):
+        measured = compare(setting) if not given.read else _again(given.read)
+        for found in measured:
             rows += found
-            print("\n".join(report.table(found, setting.compute)), flush=True)
+            print("\n".join(report.table(found)), flush=True)
     except (BenchError, SmbError, OSError) as error:
         print(f"shmtrain bench: {error}", file=sys.stderr)
         return 1
     print("\n".join(report.bars(rows)))
-    print(report.loads(before, os.getloadavg()))
+    if not given.read:
+        print(report.loads(before, os.getloadavg()))
     if given.csv:
         report.write_csv(rows, given.csv)
     if given.plot:
@@ -81,9 +83,16 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument(
         "--mpiexec", action="append", default=[], metavar="E", help="its launcher; both may be repeated"
     )
+    p.add_argument(
+        "--read", nargs="+", metavar="F", help="measure nothing; the tables of these --csv files, together"
+    )
     p.add_argument("--csv", metavar="F", help="write every measure's medians there")
     p.add_argument("--plot", metavar="F", help="draw them there (.png, .svg, .pdf)")
     return p
+
+
+def _again(paths: Sequence[str]) -> Iterator[list[Row]]:
+    yield from report.sized([row for path in paths for row in report.read_csv(path)])
 
 
 def _setting(given: argparse.Namespace) -> Setting:

@@ -38,7 +38,7 @@ def best(rows: Iterable[Row]) -> dict[Key, Row]:
     return found
 
 
-def table(rows: Sequence[Row], compute: float) -> Iterator[str]:
+def table(rows: Sequence[Row]) -> Iterator[str]:
     """One size and number of workers: a line for each way, a column for each kind of overlap."""
     chosen, alone = best(rows), {row.computing: row.step for row in rows if row.op == COMPUTE}
     first = rows[0]
@@ -48,7 +48,7 @@ def table(rows: Sequence[Row], compute: float) -> Iterator[str]:
     yield f"{first.mib:g} MiB, {workers}: milliseconds that an exchange of each adds to a step (best variant)"
     if alone:
         took = ", ".join(f"{kind} {step:.1f}" for kind, step in alone.items())
-        yield f"computing of {1e3 * compute:g} ms a step; alone it takes: {took}"
+        yield f"milliseconds of the computing alone: {took}"
     yield f"{'':42}" + "".join(f"{_heading(*kind):>24}" for kind in columns)
     for library, op in dict.fromkeys((row.library, row.op) for row in rows if row.op != COMPUTE):
         cells = []
@@ -129,6 +129,25 @@ def write_csv(rows: Sequence[Row], path: str) -> None:
         writer = csv.writer(file)
         writer.writerow(field.name for field in fields(Row))
         writer.writerows(astuple(row) for row in rows)
+
+
+def read_csv(path: str) -> list[Row]:
+    """What ``write_csv`` wrote. Raises BenchError for another file, OSError."""
+    kinds = {"str": str, "int": int, "float": float}
+    try:
+        with open(path, newline="") as file:
+            return [
+                Row(**{field.name: kinds[str(field.type)](line[field.name]) for field in fields(Row)})
+                for line in csv.DictReader(file)
+            ]
+    except (KeyError, ValueError, TypeError) as error:
+        raise BenchError(f"{path}: not the CSV of a comparison: {error}") from error
+
+
+def sized(rows: Sequence[Row]) -> Iterator[list[Row]]:
+    """The rows of one size and number of workers at a time, numbers of workers and sizes rising."""
+    for workers, mib in sorted({(row.workers, row.mib) for row in rows}):
+        yield [row for row in rows if (row.workers, row.mib) == (workers, mib)]
 
 
 def pyplot() -> Any:

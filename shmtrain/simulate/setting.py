@@ -39,7 +39,8 @@ class Machine:
     apply       the worker's own half, W_x -= d
     parallel    so many threads' worth of memory rates one box's memory has
     serial      the box takes one increment at a time, as the paper's does
-    cores       processors of the host that all workers share (shared memory only); None: enough
+    cores       processors of the host that all workers share, on which whatever they do takes turns
+                (shared memory only); computing times are then those of as many workers; None: enough
     """
 
     link: float | None = 6.7
@@ -152,6 +153,8 @@ class Setting:
             raise SettingError(f"root {self.root!r}: seasgd or paper")
         if not 0 <= self.hidden <= 1:
             raise SettingError(f"hidden {self.hidden:g}: 0 to 1")
+        if self.machine.link is not None and self.machine.cores:
+            raise SettingError(f"{self.machine.cores} cores: of one shared memory (link 0), not of a network")
         if self.machine.link is None and self.machine.boxes > 1:
             raise SettingError(f"{self.machine.boxes} boxes in one shared memory: it has one")
 

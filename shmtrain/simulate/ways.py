@@ -53,7 +53,9 @@ class Site:
         self.crowd = min(1.0, machine.cores / setting.workers) if machine.cores else 1.0
         users = setting.workers if setting.way not in ("hybrid",) else _groups(setting)
         self.hosts = -(-users // machine.per_host)
-        self.memory = world.shared(machine.parallel * machine.boxes, machine.boxes * self.crowd)
+        self.memory = world.shared(machine.parallel * machine.boxes, machine.boxes)
+        # Where processors are short, computing, copies and sums of all threads take turns on them.
+        self.processors = world.shared(machine.cores, 1.0) if machine.cores else None
         self.line = world.queue()
         self.link = self.nics = None
         if machine.link is not None:
@@ -74,9 +76,16 @@ class Site:
             return [self.link.use(amount)]
         return [self.link.use(amount), self.nics[worker // self.machine.per_host].use(amount)]
 
+    def compute(self, seconds: float) -> Event:
+        """An iteration's computing; ``seconds`` holds while all workers compute."""
+        return self.processors.use(seconds * self.crowd) if self.processors else self.world.pause(seconds)
+
     def threads(self, rate: float, size: float) -> Event:
         """Work of one thread on a box's memory."""
-        return self.memory.use(size / (rate * GB))
+        work = size / (rate * GB)
+        if self.processors is None:
+            return self.memory.use(work)
+        return self.world.both(self.memory.use(work), self.processors.use(work))
 
     def fused(self, worker: int) -> Steps:
         size = self.setting.bytes
@@ -88,11 +97,10 @@ class Site:
         yield self._carried(worker)
 
     def pull(self) -> Steps:
-        rate = self.machine.apply * GB
         if self.link is None:
-            yield self.memory.use(self.setting.bytes / rate)
+            yield self.threads(self.machine.apply, self.setting.bytes)
         else:
-            yield self.world.pause(self.setting.bytes / rate)
+            yield self.world.pause(self.setting.bytes / (self.machine.apply * GB))
 
     def push(self, worker: int) -> Steps:
         """Write an increment and have it added; returns the version after it."""
@@ -169,7 +177,7 @@ def _computing(site: Site, worker: int, trace: Trace) -> list[float]:
 
 def _local(site: Site, worker: int, trace: Trace) -> Process:
     for seconds in _computing(site, worker, trace):
-        yield site.world.pause(seconds)
+        yield site.compute(seconds)
         trace.ends.append(site.world.now)
 
 
@@ -221,7 +229,7 @@ def _seasgd(site: Site, worker: int, trace: Trace) -> Process:
     for step, seconds in enumerate(_computing(site, worker, trace)):
         if _due(site.setting, step):
             yield from exchange()
-        yield site.world.pause(seconds)
+        yield site.compute(seconds)
         trace.ends.append(site.world.now)
 
 
@@ -238,7 +246,7 @@ def _overlapped(site: Site, worker: int, trace: Trace) -> Process:
                 yield under_way
                 yield from site.pull()
             under_way = world.start(_whole(site, worker, trace, seen))
-        yield world.pause(seconds)
+        yield site.compute(seconds)
         trace.ends.append(world.now)
 
 
@@ -253,7 +261,7 @@ def _downpour(site: Site, worker: int, trace: Trace) -> Process:
         if _due(site.setting, step):
             read = site.version
             yield from site.read(worker)
-        yield site.world.pause(seconds)
+        yield site.compute(seconds)
         if _due(site.setting, step + 1):
             version = yield from site.push(worker)
             trace.staleness.append(version - read - 1)
@@ -272,7 +280,7 @@ def _mpi_easgd(site: Site, worker: int, trace: Trace) -> Process:
                 yield site.world.pause(size / (machine.exchange * GB))
                 yield from site.read(worker)
                 seen = _saw(site, trace, seen)
-        yield site.world.pause(seconds)
+        yield site.compute(seconds)
         trace.ends.append(site.world.now)
 
 

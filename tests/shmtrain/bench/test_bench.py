@@ -235,6 +235,13 @@ def test_more_than_the_machines_memory_is_refused(capsys: pytest.CaptureFixture[
     assert "are free" in capsys.readouterr().err
 
 
+def test_another_file_is_not_read_as_a_comparison(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    other = tmp_path / "other.csv"
+    other.write_text("mib,workers\n1,2\n")
+    assert main(["--read", str(other)]) == 1
+    assert "not the CSV of a comparison" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_one_run_compares_the_box_with_all_that_is_here_and_draws_it(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
@@ -254,3 +261,6 @@ def test_one_run_compares_the_box_with_all_that_is_here_and_draws_it(
     assert {row["overlap"] for row in found} == {SEQUENTIAL, PUSH, WHOLE, NOTHING}
     assert all(float(row["step"]) > 0 for row in found)
     assert drawn.stat().st_size > 1000
+    assert main(["--read", str(rows)]) == 0
+    again = capsys.readouterr().out
+    assert again.strip() == out[: out.index("load of the machine")].strip()

@@ -94,6 +94,14 @@ def test_more_workers_than_cores_exchange_as_much_slower_as_they_compute() -> No
     assert four == pytest.approx(2 * alone, rel=1e-6)
 
 
+def test_nothing_hides_where_all_processors_compute() -> None:
+    """Two workers on two cores: what the paper's second thread does is taken from the computing."""
+    parts = 2 * SIZE / NET.copy / GB + SIZE / NET.apply / GB + SIZE / NET.accumulate / GB
+    busy, idle = (run("paper", 2, link=None, cores=cores).iteration for cores in (2, None))
+    assert busy == pytest.approx(0.1 + parts, rel=0.01)
+    assert idle == pytest.approx(0.1 + SIZE / NET.copy / GB + SIZE / NET.apply / GB, rel=0.01)
+
+
 # Synchronous ways ---------------------------------------------------------------------------------------
 
 
@@ -242,6 +250,7 @@ def test_the_table_has_a_line_for_each_way_and_number(
         (["--spread", "-1"], "spread"),
         (["--iterations", "9", "--tau", "2"], "at least 5 times tau"),
         (["--link", "0", "--boxes", "2"], "one shared memory"),
+        (["--cores", "2"], "not of a network"),
         (["--measured", "/nonexistent"], "No such file"),
         (["--root", "rdma"], "seasgd or paper"),
     ],
