@@ -128,6 +128,18 @@ class Rows:
         states = self.states()
         return next((states.index(state) for state in VACANT if state in states), None)
 
+    def speeds(self) -> str:
+        """What each worker has made a second by itself, and the slowest of several; empty when not known."""
+        paces = {rank: self.pace(rank) for rank in range(len(self.table)) if self.pace(rank)}
+        if len(paces) < 2:
+            return ""
+        slowest, fastest = max(paces, key=lambda r: paces[r]), min(paces.values())
+        each = ", ".join(f"worker {rank} {1e6 / pace:.3g}" for rank, pace in paces.items())
+        return (
+            f"Steps a second without the exchanges: {each}; the slowest is worker {slowest}, which needs"
+            f" {paces[slowest] / fastest:.2f} times as long as the fastest"
+        )
+
     def names(self, ranks: Iterable[int]) -> str:
         return ", ".join(f"worker {rank} (pid {self.pid(rank)})" for rank in ranks)
 
@@ -154,6 +166,7 @@ class Progress:
         box: Box,
         job: str,
         workers: int,
+        *,
         spare: int = 0,
         meta: bytes = b"",
         lifetime: str = "owner",
@@ -165,7 +178,12 @@ class Progress:
         table = np.zeros((workers + spare, COLUMNS), np.int64)
         table[workers:, Column.STATE] = State.FREE
         segment = box.create(
-            _key(job), count=table.size, dtype="int64", lifetime=lifetime, initial=table.reshape(-1), meta=meta
+            _key(job),
+            count=table.size,
+            dtype="int64",
+            lifetime=lifetime,
+            initial=table.reshape(-1),
+            meta=meta,
         )
         return cls(segment, len(table))
 

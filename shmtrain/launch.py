@@ -28,7 +28,7 @@ from shmtrain.grace import LastingProgress
 from shmtrain.group import Progress, State
 from shmtrain.handover import WAITED_OUT, BoxPlace, Console, Handover, counter_key, work, worker_threads
 from shmtrain.joined import Joined
-from shmtrain.launch_join import SPARE, description
+from shmtrain.launch_join import room
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
@@ -127,10 +127,8 @@ def _job_name(config: TrainConfig) -> str:
 
 def _open_job(box: smb.Box, job: str, config: TrainConfig, tickets: int) -> Progress:
     """The job's table; its name is taken in this box while this process lives. Others may join it."""
-    sharing = config.sharing
-    spare, meta = (SPARE, description(config, tickets)) if sharing.smb is not None else (0, b"")
     try:
-        return LastingProgress.create(box, job, sharing.workers, spare, meta)
+        return LastingProgress.create(box, job, config.sharing.workers, **room(config, tickets))
     except smb.KeyExists as error:
         raise smb.KeyExists(f"job {job!r} runs in this box already; choose another --job") from error
 
@@ -271,9 +269,7 @@ class _Launch:
         for worker in self._workers:
             if not worker.ended and not worker.told:
                 worker.told = True
-                self._log.error(
-                    f"{worker.name} did not come to the others in time: the job fails"
-                )
+                self._log.error(f"{worker.name} did not come to the others in time: the job fails")
                 worker.send(signal.SIGKILL)
 
     def _kill(self) -> None:

@@ -34,6 +34,13 @@ def description(config: TrainConfig, tickets: int) -> bytes:
     return json.dumps({"sharing": asdict(config.sharing), "tickets": tickets}).encode()
 
 
+def room(config: TrainConfig, tickets: int) -> dict[str, Any]:
+    """What a job's table is made with: rows for those that join, where there is a box that they can reach."""
+    if config.sharing.smb is None:
+        return {}
+    return {"spare": SPARE, "meta": description(config, tickets)}
+
+
 def run(config: TrainConfig, console: Console) -> int:
     """Join the job and train until it ends, or until this worker is told to leave; the exit code."""
     told_by_user = config.sharing

@@ -30,6 +30,7 @@ from shmtrain.environment import Launched
 from shmtrain.grace import LastingProgress
 from shmtrain.group import State
 from shmtrain.handover import BoxPlace, Console, Handover, counter_key
+from shmtrain.launch_join import room
 from shmtrain.lifeline import HandedDown, open_parent
 from shmtrain.log import Log
 from shmtrain.method import METHODS
@@ -55,7 +56,7 @@ def run(config: TrainConfig, console: Console, place: Launched) -> int:
     with Log([sys.stderr], config.run.log if place.rank == 0 else None) as told, ExitStack() as stack:
         try:
             box, where = _box(config, place, stack)
-            tickets = _open_job(box, job, place)
+            tickets = _open_job(box, job, place, config)
         except (smb.SmbError, OSError) as error:
             told.error(f"Worker {place.rank} (pid {os.getpid()}): {error}")
             return FAILED
@@ -171,7 +172,7 @@ def _hold_for_the_others(box: smb.Box) -> None:
 # The job -------------------------------------------------------------------------------------------------
 
 
-def _open_job(box: smb.Box, job: str, place: Launched) -> int:
+def _open_job(box: smb.Box, job: str, place: Launched, config: TrainConfig) -> int:
     """What the job's counter stood at when the first rank opened the job: it does, the others wait for it.
 
     Raises KeyExists when a job of this name, or this rank of it, is there already.
@@ -180,7 +181,7 @@ def _open_job(box: smb.Box, job: str, place: Launched) -> int:
     if place.rank == 0:
         begun = box.counter(counter_key(job)).value
         try:
-            LastingProgress.create(box, job, place.world, lifetime="attached")
+            LastingProgress.create(box, job, place.world, lifetime="attached", **room(config, begun))
         except smb.KeyExists as error:
             raise smb.KeyExists(f"job {job!r} runs in this box already; choose another --job") from error
         box.create(key, count=1, dtype="int64", initial=np.array([begun], np.int64))

@@ -44,6 +44,22 @@ def open_net(
     )
 
 
+@dataclass
+class _Hook:
+    """Tells of one parameter's gradient in the last of the passes of an iteration."""
+
+    start: int
+    stop: int
+    passes: int
+    call: Callable[[int, int], None]
+    made: int = 0
+
+    def __call__(self, parameter: Tensor) -> None:
+        self.made += 1
+        if self.made % self.passes == 0:
+            self.call(self.start, self.stop)
+
+
 def _nothing(stem: str, leads: bool) -> None:
     """Beside a snapshot of one worker alone."""
 
@@ -130,6 +146,14 @@ class Learner:
         if watch:
             return watched_pass(self.net, self.log)
         return layered_pass(self.net) if self.net.layerwise.observed else self.net.run()
+
+    def when_ready(self, call: Callable[[int, int], None]) -> None:
+        """Let ``call(start, stop)`` be called when a parameter's gradient is made, in the last pass."""
+        parameters = {(one.layer, one.index): one.param for one in self.net.learnable}
+        for slot in self.params.slots:
+            if slot.stop <= self.params.trained:
+                hook = _Hook(slot.start, slot.stop, self.config.rule.iter_size, call)
+                parameters[slot.layer, slot.index].register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self) -> float:
         """The loss of one more batch, without a gradient."""

@@ -17,14 +17,14 @@ import smb
 from prototxt.errors import PrototxtError
 from shmtrain.algorithm_state import AlgorithmState
 from shmtrain.config import TrainConfig
-from shmtrain.counting import Counting, LocalCounting
+from shmtrain.counting import LocalCounting
 from shmtrain.crowd import Crowd
 from shmtrain.environment import Launched, notation, numbers, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Alpha, Exchange, Lockstep, Meeting, Vectors
 from shmtrain.exchange.following import Following
 from shmtrain.exchange.none import NoExchange
-from shmtrain.exchange.termination import Place, open_counting
+from shmtrain.exchange.termination import Place, RankCounting, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State
 from shmtrain.handover import WAITED_OUT, Console, Handover, counter_key, worker_threads
@@ -77,6 +77,7 @@ def vectors(learner: Learner) -> Vectors:
         multipliers=None if bool((multipliers == 1).all()) else multipliers,
         passes=rule.iter_size,
         updates=learner.updater,
+        when_ready=learner.when_ready,
     )
 
 
@@ -188,9 +189,12 @@ class _Worker:
             algorithm.restore(learner.restored.stem, self._reports.log.info)
         counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
+        counting.stood = lambda: exchange.stats.seconds
         trainer = Trainer(learner, exchange, counting, member, self._reports)
         at_sigterm(trainer, "stop" if handover.place else "leave")
         loop(trainer, handover.console)
+        if member.leads and (speeds := progress.rows().speeds()):
+            self._told.info(speeds)
         if member.leaving:
             done = progress.rows().done(handover.rank)
             self._told.info(f"{self._name} has left the job after {done} iterations of its own")
@@ -236,7 +240,7 @@ class _Worker:
             groups = "; ".join(map(numbers, self._groups))
             self._told.info(f"Groups by machine, {notation(self._groups)}: {groups}")
 
-    def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> Counting:
+    def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> RankCounting:
         handover, max_iter = self._handover, self._config.schedule.max_iter
         place = Place(crowd.progress, handover.rank, learner.iteration, max_iter)
         if isinstance(exchange, Lockstep):

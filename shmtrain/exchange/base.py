@@ -197,6 +197,8 @@ class Vectors:
     momentum     of an SGD rule whose history is momentum h <- m h + rate g, w <- w - h; None for other rules
     multipliers  (trained,) float32, what a parameter's rate is multiplied with; None: 1 for all
     updates      the rule's counter, where it has one
+    when_ready   takes what is called with (start, stop) as soon as backward has made the gradient of weights
+                 start .. stop-1, over all passes; None where nobody can say that
     """
 
     weights: F32
@@ -208,6 +210,7 @@ class Vectors:
     multipliers: F32 | None = None
     passes: int = 1
     updates: Updates | None = None
+    when_ready: Callable[[Callable[[int, int], None]], None] | None = None
 
 
 Alpha = Callable[[], float]

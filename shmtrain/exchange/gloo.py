@@ -95,6 +95,10 @@ class Group:
         self._store: BoxStore | None = None
 
     @property
+    def generation(self) -> int:
+        return self._generation
+
+    @property
     def index(self) -> int:
         return self.members.index(self.crowd.rank)
 

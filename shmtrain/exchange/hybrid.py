@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import torch
 
-from shmtrain.exchange.allreduce import Buckets
 from shmtrain.exchange.base import F32, Exchange, ExchangeStats, Meeting
+from shmtrain.exchange.buckets import Buckets
 from shmtrain.exchange.elastic import Move, carried
 from shmtrain.exchange.replicas import Replicas
 
@@ -70,11 +70,18 @@ class Hybrid:
             return  # caught up with others that are past it
         if replicas.place // 2 % self._meeting.tau:
             replicas.skip()
+            self._begin()
             return
         with self.stats.exchange():
             if not replicas.agree(self._exchange):
                 replicas.catch_up()
         self._pending = False
+        self._begin()
+
+    def _begin(self) -> None:
+        """Before backward, where the next place is that of the gradients."""
+        if self._replicas.place % 2:
+            self._buckets.begin(self._replicas.group)
 
     def _exchange(self) -> None:
         group, local = self._replicas.group, self._meeting.local

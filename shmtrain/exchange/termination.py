@@ -10,6 +10,8 @@ Source: Ahn et al., ShmCaffe, ICDCS 2018 (termination alignment); the counter is
 
 from __future__ import annotations
 
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,6 +19,7 @@ from typing import Protocol
 from shmtrain.group import Column, Progress, Rows, State
 
 MAX_QUOTA = 16
+PACED = 16  # steps
 SHARES = 50  # quotas a worker takes at least, so that all end within 1/50 of their share
 
 
@@ -62,7 +65,29 @@ class Place:
     max_iter: int
 
 
-class RankCounting:
+class _Stopwatch:
+    """How long a worker's own steps take, in its row: the mean of every PACED of them, the first left out."""
+
+    def __init__(self, progress: Progress, rank: int) -> None:
+        self._progress, self._rank = progress, rank
+        self._begun: tuple[float, float] | None = None
+        self._steps = 0
+
+    def lap(self, stood: float) -> None:
+        """A step has ended; ``stood``: seconds for which this worker has stood still for others so far."""
+        now = time.perf_counter()
+        if self._begun is None:
+            self._begun = now, stood
+            return
+        self._steps += 1
+        if self._steps == PACED:
+            since, before = self._begun
+            pace = 1e6 * (now - since - (stood - before)) / PACED
+            self._progress.put(self._rank, Column.PACE, max(int(pace), 1))
+            self._begun, self._steps = (now, stood), 0
+
+
+class RankCounting(ABC):
     """What all ways of counting write into this worker's row."""
 
     def __init__(self, place: Place) -> None:
@@ -74,6 +99,8 @@ class RankCounting:
             place.rank
         )  # what one before has done in this row stays counted
         self._leaving = False
+        self._pace = _Stopwatch(self._progress, self._rank)
+        self.stood: Callable[[], float] = lambda: 0.0  # seconds for which this worker stood still for others
         self._training = False
 
     def _claim(self, count: int) -> None:
@@ -86,12 +113,17 @@ class RankCounting:
             self._training = True
             self._progress.put(self._rank, Column.STATE, State.TRAINING)
 
+    @abstractmethod
+    def claim(self) -> int | None:
+        """As in counting.Counting."""
+
     def leave(self) -> None:
         """Claim nothing more; what is claimed already is still this worker's to compute."""
         self._leaving = True
 
     def complete(self) -> int:
         """Count this worker's iteration; return how many the job has now."""
+        self._pace.lap(self.stood())
         self._done += 1
         self._progress.put(self._rank, Column.DONE, self._done)
         return self.completed

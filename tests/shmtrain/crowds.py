@@ -134,6 +134,7 @@ class Recipe:
     gradient: Callable[[npt.NDArray[Any], int, int], Any] = gradient
     rate: float = RATE
     way: str = "fused"
+    when_ready: Any = None
 
 
 def open_job(address: str, recipe: Recipe, absent: frozenset[int] | set[int] = frozenset()) -> Job:
@@ -173,6 +174,7 @@ def open_worker(address: str, recipe: Recipe, rank: int, began: int, joining: bo
         history=(np.zeros(trained, np.float32),),
         momentum=recipe.momentum,
         updates=Counted(),
+        when_ready=recipe.when_ready,
     )
 
     def open_pair() -> tuple[smb.Segment, smb.Segment]:

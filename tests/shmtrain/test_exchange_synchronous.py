@@ -142,6 +142,36 @@ def test_what_a_dead_worker_had_only_begun_to_write_is_in_no_mean(address: str) 
     close(job.workers[0].weights, want.w)
 
 
+# While backward still computes ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("algorithm", ["allreduce", "hybrid"])
+def test_buckets_are_begun_as_backward_fills_them_and_end_in_the_same_mean(
+    address: str, algorithm: str
+) -> None:
+    """Parameters come from the last to the first; three buckets of 262 floats begin before the end."""
+    told: list[Any] = []
+    recipe = Recipe(algorithm, 2, METHOD, ALPHA, 100, momentum=MU, when_ready=told.append)
+    job, want, begun = open_job(address, recipe), Sgd(), []
+
+    def one(worker: Any, call: Any) -> None:
+        for _ in range(3):
+            worker.forward()
+            for start_, stop in [(450, 600), (100, 450), (0, 100)]:
+                call(start_, stop)
+                begun.append(len(worker.exchange._buckets._works))
+            worker.update()
+
+    calls = [(w, next(c for c in told if c.__self__ is w.exchange._buckets)) for w in job.workers]  # type: ignore[attr-defined]
+    in_threads([lambda pair=pair: one(*pair) for pair in calls])  # type: ignore[misc]
+    for step in range(3):
+        want.step(mean_gradient(want.w, range(2), step))
+    for worker in job.workers:
+        close(worker.weights, want.w)
+    assert sorted(set(begun)) == [1, 2, 3]
+    end(job)
+
+
 # Backup workers ------------------------------------------------------------------------------------------
 
 

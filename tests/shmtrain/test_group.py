@@ -160,3 +160,14 @@ def test_one_that_joins_takes_a_lost_ones_row_and_keeps_what_was_counted(box: sm
     counting = open_counting("counter", Place(progress, 1, 500, 2000), lambda: box.counter("c"))
     counting.claim()
     assert counting.complete() == 500 + total + 1
+
+
+def test_the_slowest_is_named_with_everybodys_speed(box: smb.Box) -> None:
+    progress = Progress.create(box, "job", 3)
+    assert progress.rows().speeds() == ""
+    for rank, pace in enumerate([1000, 4000, 2000]):
+        progress.put(rank, Column.PACE, pace)
+    assert progress.rows().speeds() == (
+        "Steps a second without the exchanges: worker 0 1e+03, worker 1 250, worker 2 500; the slowest is"
+        " worker 1, which needs 4.00 times as long as the fastest"
+    )
