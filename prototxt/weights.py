@@ -42,10 +42,27 @@ def load_weights(net: Net, path: str | os.PathLike[str]) -> None:
     """
     shown = os.fspath(path)
     pairs: list[tuple[torch.Tensor, Array]] = []
-    for targets, blobs in hdf5_weights.layer_blobs(net, path) if is_hdf5(path) else _proto_layers(net, shown):
+    for targets, blobs in _matches(net, shown):
         pairs += zip((target.data for target in targets), blobs, strict=True)
     for target, array in pairs:
         target.copy_(torch.from_numpy(np.array(array)).view(target.shape))
+    if net.params and not pairs:
+        _log.warning(
+            "%s: nothing was loaded: no layer with parameters has a name that the net has too", shown
+        )
+
+
+def _matches(net: Net, path: str) -> Iterator[hdf5_weights.Match]:
+    """The layers that file and net have in common; a solver's state is told as what it is."""
+    try:
+        yield from hdf5_weights.layer_blobs(net, path) if is_hdf5(path) else _proto_layers(net, path)
+    except WeightsError as error:
+        if ".solverstate" not in os.path.basename(path) or not os.path.isfile(path):
+            raise
+        weights = path.replace(".solverstate", ".caffemodel")
+        raise WeightsError(
+            f"{path}: this is a solver's state, use --snapshot; the weights are {weights}"
+        ) from error
 
 
 def _proto_layers(net: Net, path: str) -> Iterator[hdf5_weights.Match]:
@@ -53,7 +70,10 @@ def _proto_layers(net: Net, path: str) -> Iterator[hdf5_weights.Match]:
     nodes: dict[str, list[Node]] = {}
     for node in reversed(net.layers):
         nodes.setdefault(node.name, []).append(node)
-    for layer in read_net(path).layer:
+    layers = read_net(path).layer
+    if not layers:
+        raise WeightsError(f"{path}: not a weight file: it holds no layers")
+    for layer in layers:
         if layer.name not in nodes:
             _log.info("Ignoring source layer %s", layer.name)
             continue

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prototxt import schema
+from prototxt import hdf5_weights, schema
 from prototxt.caffemodel import blob_array, fill_blob, parse_message, read_message, read_net, write_message
 from prototxt.errors import WeightsError
 from prototxt.net import Net
@@ -194,6 +194,24 @@ def test_hdf5_weights_load_with_slashes_in_names(tmp_path: Path) -> None:
         del file["data/in/1x1/1"]
     with pytest.raises(WeightsError, match="Incompatible number of blobs for layer in/1x1"):
         net(text, weights=tmp_path / "w")
+
+
+def test_a_state_or_a_mean_given_as_weights_is_told_as_what_it_is(tmp_path: Path) -> None:
+    write_message(tmp_path / "s_iter_1.solverstate", wire.SolverState(iter=1, learned_net="w", history=[{}]))
+    hdf5_weights.write_state(tmp_path / "s_iter_1.solverstate.h5", {"iter": 1}, "w", [])
+    for ending in ("", ".h5"):
+        path = tmp_path / f"s_iter_1.solverstate{ending}"
+        with pytest.raises(WeightsError, match=rf"use --snapshot; the weights are .*caffemodel{ending}$"):
+            net(IP, weights=path)
+    mean = schema.BlobProto(num=1, channels=1, height=1, width=2, data=[1, 2])
+    (tmp_path / "mean.binaryproto").write_bytes(mean.SerializeToString())
+    with pytest.raises(WeightsError, match=r"mean.binaryproto: not a weight file: it holds no layers"):
+        net(IP, weights=tmp_path / "mean.binaryproto")
+
+
+def test_a_file_of_which_nothing_fits_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    net(IP, weights=saved(tmp_path, ("other", [np.ones((4, 6), np.float32)])))
+    assert "nothing was loaded: no layer with parameters has a name that the net has too" in caplog.text
 
 
 # Files ----------------------------------------------------------------------------------------------------
