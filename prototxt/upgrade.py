@@ -21,6 +21,7 @@ _V1_TYPES = {
     "BNLL": "BNLL",
     "HDF5_DATA": "HDF5Data",
     "HDF5_OUTPUT": "HDF5Output",
+    "IM2COL": "Im2col",
     "LRN": "LRN",
     "MVN": "MVN",
     "RELU": "ReLU",

@@ -85,7 +85,7 @@ def reduction(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         p.SUM: lambda x: x.sum(-1),
         p.ASUM: lambda x: x.abs().sum(-1),
         p.SUMSQ: lambda x: x.square().sum(-1),
-        p.MEAN: lambda x: x.mean(-1),
+        p.MEAN: lambda x: x.sum(-1) / max(1, x.shape[-1]),
     }
     operation = operations[p.operation]
     if count(bottom, axis) == 0:

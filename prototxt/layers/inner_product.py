@@ -60,10 +60,11 @@ class Embed(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         index, rows = x.detach().long(), self.weight.shape[0]
-        low, high = index.aminmax()
-        if low < 0 or high >= rows:
-            worst = low if low < 0 else high
-            raise self.spec.error(f"index {int(worst)} is out of range: allowed are 0..{rows - 1}")
+        if index.numel():
+            low, high = index.aminmax()
+            if low < 0 or high >= rows:
+                worst = low if low < 0 else high
+                raise self.spec.error(f"index {int(worst)} is out of range: allowed are 0..{rows - 1}")
         y = functional.embedding(index, self.weight)
         return y if self.bias is None else y + self.bias
 

@@ -38,6 +38,11 @@ def _same_count(spec: LayerSpec, bottoms: list[Shape]) -> None:
         )
 
 
+def _records(x: Tensor) -> int:
+    """What a sum over records is divided by: a batch without records, which Filter may leave, has loss 0."""
+    return max(1, x.shape[0])
+
+
 def _with_gradient_of(value: Tensor, carrier: Tensor) -> Tensor:
     """``value``, with the gradient of ``carrier``."""
     return value.detach() + (carrier - carrier.detach())
@@ -50,7 +55,7 @@ def euclidean_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     _same_count(spec, bottoms)
 
     def run(a: Tensor, b: Tensor) -> Tensor:
-        return (a - b.reshape(a.shape)).square().sum() / (2 * a.shape[0])
+        return (a - b.reshape(a.shape)).square().sum() / (2 * _records(a))
 
     return _loss(run)
 
@@ -89,7 +94,7 @@ def hinge_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         index = labels.read(given, scores).index
         sign = torch.ones_like(scores).scatter_(1, index, -1.0)
         margins = torch.relu(1 + sign * scores)
-        return (margins.square() if squared else margins).sum() / x.shape[0]
+        return (margins.square() if squared else margins).sum() / _records(x)
 
     return _loss(run, 1)
 
@@ -105,7 +110,7 @@ def multinomial_logistic_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         flat = p.flatten(1)
         chosen = flat.gather(1, labels.read(given, flat).index)
         safe = chosen.detach().clamp(min=LEAST)
-        return -_with_gradient_of(safe.log(), chosen / safe).sum() / p.shape[0]
+        return -_with_gradient_of(safe.log(), chosen / safe).sum() / _records(p)
 
     return _loss(run, 1)
 
@@ -136,7 +141,7 @@ def contrastive_loss(spec: LayerSpec, bottoms: list[Shape]) -> Built:
             losses = torch.where(same, square, left if legacy else left * left)
             slope = -(left > 0).to(x.dtype) if legacy else -left / (distance + 1e-4)
             slope = torch.where(same, 1.0, slope)
-        return _with_gradient_of(losses.sum(), (slope * square).sum()) / (2 * x.shape[0])
+        return _with_gradient_of(losses.sum(), (slope * square).sum()) / (2 * _records(x))
 
     return _loss(run, 2)
 

@@ -109,7 +109,7 @@ def mvn(spec: LayerSpec, bottoms: list[Shape]) -> Built:
 
     def run(x: Tensor) -> Tensor:
         shape = (*x.shape, *added)
-        rows = x.reshape(shape[0] if across else shape[0] * shape[1], -1)
+        rows = x.reshape(shape).flatten(1) if across else x.reshape(shape).flatten(0, 1).flatten(1)
         if divide:
             y: Tensor = _Standardise.apply(rows, eps)  # type: ignore[no-untyped-call]
         else:

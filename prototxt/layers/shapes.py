@@ -117,6 +117,8 @@ class Reshape(nn.Module):
         fixed, total = count(tuple(d for d in shape if d != -1)), count(bottom)
         if -1 not in shape and fixed != total:
             raise self.spec.error(f"{shape_text(bottom)} is {total} values, {shape_text(shape)} is {fixed}")
+        if -1 in shape and total == 0:  # no rows, which Filter may leave: as many values a row as with some
+            fixed, total = (count(tuple(d or 1 for d in s if d != -1)) for s in (shape, bottom))
         if -1 in shape and (fixed == 0 or total % fixed):
             raise self.spec.error(f"the {total} values of {shape_text(bottom)} cannot be divided by {fixed}")
         return tuple(total // fixed if d == -1 else d for d in shape)

@@ -95,6 +95,30 @@ def test_parameter_gradients_add_up_and_bottom_diffs_do_not() -> None:
 # In place -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("norm", ["", "BatchNorm"])
+def test_two_half_batches_are_one_batch_unless_statistics_are_taken_of_each(norm: str) -> None:
+    """What iter_size: 2 does: gradients add up and are halved. BatchNorm sees each pass by itself."""
+
+    def gradient(rows: int) -> tuple[Any, Any]:
+        middle = layer("bn", norm, "h", "n") if norm else layer("id", "Power", "h", "n")
+        text = inputs(x=(rows, 3), t=(rows, 2)) + product("one", "x", "h") + middle
+        built = net(text + product("two", "n", "y") + layer("loss", "EuclideanLoss", "y t", "loss"), seed=2)
+        data = np.random.default_rng(1).standard_normal((4, 5)).astype(np.float32)
+        for first in range(0, 4, rows):
+            built.blobs["x"].data[...] = data[first : first + rows, :3]
+            built.blobs["t"].data[...] = data[first : first + rows, 3:]
+            built.run().loss.backward()  # type: ignore[no-untyped-call]
+        weight = built.params["bn"][2].data.copy() if norm else None
+        return built.params["one"][0].diff * (rows / 4), weight
+
+    (halves, passes), (whole, once) = gradient(2), gradient(4)
+    if norm:
+        assert not np.allclose(halves, whole, rtol=1e-2)
+        assert (float(passes[0]), float(once[0])) == (pytest.approx(1.999), 1.0)
+    else:
+        np.testing.assert_allclose(halves, whole, rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", ["BNLL", "Power", "Sigmoid", "ReLU"])
 def test_an_in_place_layer_has_the_gradient_of_one_that_is_not(kind: str) -> None:
     more = "power_param { power: 3 }" if kind == "Power" else ""

@@ -53,6 +53,20 @@ def test_the_first_layer_that_sets_a_shared_multiplier_decides(
     assert (built.learnable[0].lr_mult, built.learnable[0].decay_mult) == multipliers
 
 
+def test_a_misnamed_shared_parameter_is_legal_and_trains_alone() -> None:
+    """Two towers of which one calls its bias otherwise; learnable shows what is shared."""
+    left, right = 'param { name: "w" } param { name: "b" }', 'param { name: "w" } param { name: "b_right" }'
+    text = inputs(x=(2, 3)) + product("ip", "x", "y", 2, left) + product("ip_p", "x", "z", 2, right)
+    built = net(text)
+    assert [(p.layer, p.index, p.shared_name) for p in built.learnable] == [
+        ("ip", 0, "w"),
+        ("ip", 1, "b"),
+        ("ip_p", 1, "b_right"),
+    ]
+    assert built.params["ip"][0].param is built.params["ip_p"][0].param
+    assert built.params["ip"][1].param is not built.params["ip_p"][1].param
+
+
 @pytest.mark.parametrize("name", ["lr_mult", "decay_mult"])
 def test_different_multipliers_of_a_shared_parameter_are_refused(name: str) -> None:
     with pytest.raises(

@@ -10,6 +10,7 @@ from google.protobuf import text_format
 
 from prototxt import schema
 from prototxt.errors import ParseError
+from prototxt.registry import layer_types
 from prototxt.text import load_net, net_from_text, parse_net, parse_solver, parse_text
 
 NET_FAULTS = {
@@ -250,6 +251,12 @@ def test_old_formats_upgrade_as_caffes_own_tool_does(shared: Path) -> None:
         if solver:
             got.ClearField("snapshot_prefix")
         assert got == want, path
+
+
+def test_every_old_layer_type_becomes_one_that_can_be_built() -> None:
+    names = [value.name for value in schema.V1LayerParameter.LayerType.DESCRIPTOR.values if value.number]
+    text = "".join(f'layers {{ name: "{name}" type: {name} }}\n' for name in names)
+    assert {layer.type for layer in net_from_text(text).message.layer} <= set(layer_types())
 
 
 def test_the_oldest_format_folds_padding_into_the_layer_behind_it() -> None:
