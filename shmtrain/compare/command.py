@@ -177,7 +177,8 @@ def write_report(folder: Path, percent: float | None) -> int:
     if not path.exists():
         raise ConfigError(f"{folder} holds no comparison: {path} does not exist")
     memory = json.loads(path.read_text())
-    groups = grouped(read_all(folder / RUNS), list(memory["ways"]))
+    results, broken = read_all(folder / RUNS)
+    groups = grouped(results, list(memory["ways"]))
     if not groups:
         print(f"shmtrain compare: no whole run in {folder}", file=sys.stderr)
         return FAILED
@@ -190,8 +191,8 @@ def write_report(folder: Path, percent: float | None) -> int:
     except NoPlots as error:
         print(f"shmtrain compare: {error}", file=sys.stderr)
         pictures = []
-    text = tables.report(groups, memory, aim, pictures)
+    text = tables.report(groups, memory, aim, broken, pictures)
     (folder / "report.md").write_text(text)
     (folder / "report.html").write_text(page(text, folder))
-    print(f"{tables.report(groups, memory, aim, [])}\n{folder / 'report.md'}, {folder / 'report.html'}")
+    print(f"{tables.report(groups, memory, aim, broken)}\n{folder / 'report.md'}, {folder / 'report.html'}")
     return OK

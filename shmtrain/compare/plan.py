@@ -174,13 +174,14 @@ def recall(plan: Plan, solver: str) -> dict[str, Any]:
     """
     path = plan.folder / MEMORY
     memory: dict[str, Any] = {
-        "solver": solver,
+        "solver": _anywhere(solver),
         "nets": _nets(solver),
         "options": list(plan.common),
         "ways": {},
     }
     if path.exists():
         before = json.loads(path.read_text())
+        before["solver"] = _anywhere(before["solver"])
         changed = [name for name in ("solver", "nets", "options") if before[name] != memory[name]]
         if changed:
             raise ConfigError(
@@ -196,6 +197,11 @@ def recall(plan: Plan, solver: str) -> dict[str, Any]:
                 f" {shlex.join(told)}; choose another name"
             )
     return memory
+
+
+def _anywhere(solver: str) -> str:
+    """A solver's text without the folder that its runs lie in: that may be called by another path."""
+    return re.sub(r"^snapshot_prefix: .*\n", "", solver, flags=re.MULTILINE)
 
 
 def _nets(solver: str) -> dict[str, str]:

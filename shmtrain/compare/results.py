@@ -182,7 +182,8 @@ def read(folder: Path) -> Result:
     except ValueError as error:
         raise Broken(f"{RECORD} is not whole: {error}") from None
     if record["code"] != 0:
-        raise Broken(f"ended with {record['code']}")
+        late = f"took more than {record['limit']:g} s" if record.get("limit") else ""
+        raise Broken(late or f"ended with {record['code']}")
     logs = [_lines(Path(ranked(str(folder / f"{PREFIX}.jsonl"), rank))) for rank in range(record["workers"])]
     ends = [end for lines in logs if (end := next((r for r in lines if r["kind"] == "end"), None))]
     if len(ends) < record["workers"]:
@@ -198,15 +199,15 @@ def read(folder: Path) -> Result:
     return result
 
 
-def read_all(runs: Path) -> list[Result]:
-    """All whole runs of a comparison, in the order of their names."""
-    found = []
+def read_all(runs: Path) -> tuple[list[Result], dict[str, str]]:
+    """A comparison's whole runs, in the order of their names; the others' names, and why they are not."""
+    found, broken = [], {}
     for folder in sorted(runs.iterdir()) if runs.is_dir() else ():
         try:
             found.append(read(folder))
-        except Broken:
-            continue
-    return found
+        except Broken as error:
+            broken[folder.name] = str(error)
+    return found, broken
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

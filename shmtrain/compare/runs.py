@@ -69,7 +69,10 @@ class Runner:
             **describe(self.plan.sharing(case)), "load": round(os.getloadavg()[0], 2), "begun": time.time(),
         }  # fmt: skip
         start = time.monotonic()
-        record["code"] = self._train(folder, self.plan.command(case))
+        try:
+            record["code"] = self._train(folder, self.plan.command(case))
+        except subprocess.TimeoutExpired:
+            record |= {"code": -signal.SIGKILL, "limit": self.limit}
         record["seconds"] = round(time.monotonic() - start, 2)
         replace_text(folder / RECORD, json.dumps(record, indent=1))
         try:
@@ -79,7 +82,7 @@ class Runner:
         return ""
 
     def _train(self, folder: Path, command: list[str]) -> int:
-        """The exit code; a run that takes too long, or whose comparison is interrupted, is ended."""
+        """The exit code. A run that takes too long (TimeoutExpired) or is interrupted is ended."""
         command = [*command, "--no-progress", "--log-dir", str(folder)]
         with (folder / OUTPUT).open("w") as output:
             process = subprocess.Popen(
@@ -88,8 +91,6 @@ class Runner:
             )  # fmt: skip
             try:
                 return process.wait(self.limit)
-            except subprocess.TimeoutExpired:
-                return -signal.SIGKILL
             finally:
                 _end(process)
 

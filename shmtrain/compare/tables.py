@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import os
 import shlex
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +18,26 @@ NONE = "–"
 PAPER = {"rgw": "T_rgw", "ulw": "T_ulw", "wwi": "T_wwi", "ugw": "T_ugw"}
 
 
-def report(groups: Sequence[Group], memory: dict[str, Any], aim: float | None, plots: Iterable[str]) -> str:
-    """The whole page in Markdown; ``plots`` are the names of pictures beside it."""
+def report(
+    groups: Sequence[Group],
+    memory: dict[str, Any],
+    aim: float | None,
+    broken: Mapping[str, str],
+    plots: Iterable[str] = (),
+) -> str:
+    """The whole page in Markdown.
+
+    aim     the accuracy that the time to it is shown of, 0 to 1; None: the default
+    broken  runs that did not come to their end, and why
+    plots   names of pictures beside the page
+    """
     aim = target(groups) if aim is None else aim
     return (
         "\n\n".join(
             [
                 "# Comparison",
                 _setting(groups, memory),
+                *_missing(broken),
                 "## Accuracy",
                 _accuracy(groups),
                 "## Speed",
@@ -57,6 +69,14 @@ def _setting(groups: Sequence[Group], memory: dict[str, Any]) -> str:
     if memory["options"]:
         lines.append(f"- every run: {shlex.join(memory['options'])}")
     return "\n".join(lines)
+
+
+def _missing(broken: Mapping[str, str]) -> list[str]:
+    if not broken:
+        return []
+    return [
+        "\n".join(["Runs that are missing below:", *(f"- `{name}` {why}" for name, why in broken.items())])
+    ]
 
 
 def _figures(groups: Sequence[Group], name: str) -> str:

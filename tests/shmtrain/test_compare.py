@@ -38,14 +38,15 @@ SOLVER = "max_iter: 12 test_iter: 2 test_interval: 5 display: 100 snapshot: 4\n"
 
 def lay(
     runs: Path, name: str, workers: int, seed: int = 1, *, ends: list[dict[str, Any]], stand: float = 1.0,
-    tests: Sequence[tuple[int, float, float, float]] = (), code: int = 0,
+    tests: Sequence[tuple[int, float, float, float]] = (), **record_too: Any,
 ) -> Path:  # fmt: skip
     """``tests``: (iteration, seconds, testing seconds, accuracy)."""
     folder = runs / f"{name}-w{workers}-s{seed}"
     folder.mkdir(parents=True)
     record = {
         "name": name, "workers": workers, "seed": seed, "arguments": [], "algorithm": name, "figures": [],
-        "rate": "", "standing": stand, "load": 0.0, "seconds": 99.0, "code": code,
+        "rate": "", "standing": stand, "load": 0.0, "seconds": 99.0, "code": 0,
+        **record_too,
     }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(record))
     lines: list[dict[str, Any]] = [{"kind": "start", "iteration": 0, "workers": workers, "batch": 10}]
@@ -114,6 +115,7 @@ def test_bytes_and_staleness_are_those_of_all_workers(tmp_path: Path) -> None:
     ("given", "words"),
     [
         ({"code": 1}, "ended with 1"),
+        ({"code": -9, "limit": 5.0}, "took more than 5 s"),
         ({"ends": [{"steps": 1, "loop_seconds": 1.0}]}, "1 of 2 workers"),
         ({"ends": [{"steps": 1, "loop_seconds": 1.0, "stopped": True}] * 2}, "stopped early"),
     ],
@@ -160,7 +162,7 @@ def test_seeds_are_taken_together_and_one_worker_comes_first(tmp_path: Path) -> 
 
 def test_the_report_shows_every_seed_gain_and_time_to_accuracy(tmp_path: Path) -> None:
     memory = {"ways": {"quick": ["seasgd"], "slow": ["seasgd", "--tau", "9"]}, "options": ["--threads", "1"]}
-    text = tables.report(crowd(tmp_path), memory, 0.9, ["speed.png"])
+    text = tables.report(crowd(tmp_path), memory, 0.9, {"slow-w4-s1": "ended with 1"}, ["speed.png"])
     rows = {line.split(" | ")[0].strip("| "): line for line in reversed(text.splitlines()) if line[:1] == "|"}
     assert "1: 99.00, 2: 100.00" in rows["quick, 2 workers"]
     assert "1: 95.00, 2: 70.00" in rows["slow, 2 workers"]
@@ -169,6 +171,7 @@ def test_the_report_shows_every_seed_gain_and_time_to_accuracy(tmp_path: Path) -
     assert "9.0 (1 of 2 seeds)" in text
     assert "seasgd --tau 9" in text
     assert "every run: --threads 1" in text
+    assert "- `slow-w4-s1` ended with 1" in text
 
 
 def test_the_pictures_are_drawn_and_the_page_needs_no_other_file(tmp_path: Path) -> None:
@@ -176,7 +179,7 @@ def test_the_pictures_are_drawn_and_the_page_needs_no_other_file(tmp_path: Path)
     names = draw(groups, tmp_path)
     assert names == [f"{name}.png" for name in ("accuracy", "speed", "curves-2", "time", "staleness")]
     assert all((tmp_path / name).read_bytes().startswith(b"\x89PNG") for name in names)
-    text = tables.report(groups, {"ways": {"quick": ["seasgd"]}, "options": []}, None, names)
+    text = tables.report(groups, {"ways": {"quick": ["seasgd"]}, "options": []}, None, {}, names)
     html = page(text, tmp_path)
     assert html.count('src="data:image/svg+xml;base64,') == len(names)
     assert html.count("<table>") == text.count("| --- |")
@@ -259,6 +262,7 @@ def test_a_folder_refuses_the_results_of_another_comparison(solver: str, tmp_pat
     text, a, b = solver_text(solver, tmp_path, None, None), Way("a", "seasgd"), Way("b", "sync")
     (tmp_path / "comparison.json").write_text(json.dumps(remembered(text, a)))
     assert remembered(text, b)["ways"] == {"a": ["seasgd"], "b": ["sync"]}
+    assert remembered(solver_text(solver, tmp_path / "link", None, None), a)  # by another path
     for words, told in (("solver differ", text.replace("12", "13")), ("options differ", text)):
         with pytest.raises(ConfigError, match=words):
             remembered(told, a, common=() if told != text else ("--threads", "1"))
@@ -299,7 +303,9 @@ def test_a_comparison_goes_past_a_failed_run_and_goes_on_with_what_is_broken(tmp
         ("paper", "2", "12"),
     ]
     assert all(float(rows[1][part]) > 0 for part in ("T_rgw", "T_ulw", "bytes", "exchange_share"))
-    assert "| paper, 2 workers |" in (tmp_path / "out" / "report.md").read_text()
+    text = (tmp_path / "out" / "report.md").read_text()
+    assert "| paper, 2 workers |" in text
+    assert "- `lost-w2-s1` ended with 1" in text
     assert not list(tmp_path.rglob("*.caffemodel"))
 
     runs = tmp_path / "out" / "runs"
