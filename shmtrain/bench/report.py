@@ -29,11 +29,11 @@ Key = tuple[float, int, str, str, str, str]
 
 
 def best(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The best variant of each (MiB, workers, library, op, overlap, computing)."""
+    """Of each (MiB, workers, library, op, overlap, computing) the best variant that went furthest."""
     found: dict[Key, Row] = {}
     for row in rows:
         key = (row.mib, row.workers, row.library, row.op, row.overlap, row.computing)
-        if key not in found or row.step < found[key].step:
+        if key not in found or (row.samples, -row.step) > (found[key].samples, -found[key].step):
             found[key] = row
     return found
 
