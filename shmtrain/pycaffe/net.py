@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
@@ -48,12 +49,19 @@ class Net:
             raise ValueError(f"the phase is caffe.TRAIN or caffe.TEST, not {phase!r}")
         if isinstance(phase, (str, os.PathLike)):  # (file, weights, phase): the third is called level here
             weights, number, level = phase, level, 0
+            warnings.warn(
+                "Net(file, weights, phase) is deprecated: write Net(file, phase, weights=weights)",
+                DeprecationWarning,
+                stacklevel=2,
+            )
         else:
             number = phase
         if number not in (TRAIN, TEST):
             raise ValueError(f"phase {number!r} is neither caffe.TRAIN nor caffe.TEST")
         if not isinstance(level, int):
             raise TypeError(f"level {level!r} is no number")
+        if isinstance(stages, str):
+            raise TypeError(f"stages is a list of names: [{stages!r}], not {stages!r}")
         for file in (network_file, weights):
             if isinstance(file, (str, os.PathLike)) and not os.path.isfile(file):
                 raise RuntimeError(f"Could not open file {os.fspath(file)}")

@@ -43,7 +43,9 @@ def test_a_net_takes_phase_stages_and_weights_in_both_orders() -> None:
     with caffe.Net("net.prototxt", caffe.TEST, stages=["deploy"], weights="w.caffemodel") as new:
         out = new.forward(x=np.ones((2, 3)))
         np.testing.assert_allclose(out["y"], 6)
-    with caffe.Net("net.prototxt", "w.caffemodel", caffe.TRAIN) as old:
+    with pytest.warns(DeprecationWarning, match=r"write Net\(file, phase, weights=weights\)"):
+        old = caffe.Net("net.prototxt", "w.caffemodel", caffe.TRAIN)
+    with old:
         assert (old.params["ip"][0].data == 2).all()
         assert old.phase == "TRAIN"
 
@@ -52,6 +54,11 @@ def test_a_net_takes_phase_stages_and_weights_in_both_orders() -> None:
 def test_a_phase_that_is_none_is_refused(phase: int | str) -> None:
     with pytest.raises((ValueError, TypeError)):
         caffe.Net("net.prototxt", phase)
+
+
+def test_stages_that_are_no_list_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"stages is a list of names: \['deploy'\], not 'deploy'"):
+        caffe.Net("net.prototxt", caffe.TEST, stages="deploy")
 
 
 def test_a_seed_makes_equal_fillers_and_each_net_its_own() -> None:
