@@ -176,6 +176,7 @@ def test_blobs_outlive_their_net_and_nets_their_solver(tmp_path: Path) -> None:
     assert blob.data.size == 6
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the old order of arguments
 def test_a_file_that_is_not_there_is_a_runtime_error(net: caffe.Net) -> None:
     for call in (lambda: caffe.Net("none", caffe.TEST), lambda: caffe.Net("net", "none", caffe.TEST),
                  lambda: caffe.Net("net", caffe.TEST, weights="none")):  # fmt: skip
