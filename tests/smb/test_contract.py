@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import signal
 import threading
 import time
@@ -14,7 +16,7 @@ import pytest
 
 import smb
 from smb.client import Box
-from tests.smb.conftest import Connect
+from tests.smb.conftest import ON_HOST, Connect
 from tests.smb.processes import wait_for
 
 N = 200_000  # four chunks, the last one partly filled
@@ -42,6 +44,22 @@ def test_every_client_sees_the_same_memory(connect: Connect) -> None:
     np.testing.assert_array_equal(out, ramp(10))
     assert mine.version == 1
     assert mine.transport == one.transport == yours.transport
+
+
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
+def test_the_descriptor_is_the_memory_itself_or_refused(box: Box) -> None:
+    segment = box.create("a", N, initial=ramp())
+    if segment.transport not in ("local", "shm") or "," in repr(box):
+        with pytest.raises(smb.NotSupported, match="segment 'a': its memory is not on this host"):
+            segment.descriptor()
+        return
+    descriptor = segment.descriptor()
+    try:
+        with mmap.mmap(descriptor, 4 * N) as memory:
+            memory[:4] = np.float32(7).tobytes()
+    finally:
+        os.close(descriptor)
+    np.testing.assert_array_equal(segment.read()[:2], [7, 1])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int64", "int32", "uint8"])
