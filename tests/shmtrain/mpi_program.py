@@ -21,6 +21,7 @@ from tests.shmtrain.crowds import Worker, start
 from tests.shmtrain.test_exchange_convex import slope
 
 N, TRAINED, STEPS, MU, ALPHA = 600, 499, 6, 0.5, 0.3
+LIMIT = 15.0  # seconds that a rank waits for the others
 COMM = MPI.COMM_WORLD
 Saved = dict[str, Any]
 
@@ -36,7 +37,7 @@ def open_worker(name: str, comm: Any, *, n: int = N, trained: int = TRAINED, **m
         history=(np.zeros(trained, np.float32),),
     )
     limits = {"iterations": 1_000_000, "alpha": ALPHA, **more}
-    exchange = open_exchange(name, RankMeeting(ranks=Ranks(comm, 30.0), vectors=vectors, **limits))
+    exchange = open_exchange(name, RankMeeting(ranks=Ranks(comm, LIMIT), vectors=vectors, **limits))
     return Worker(worker, vectors, exchange, MU)
 
 
@@ -78,7 +79,7 @@ def elastic(comm: Any, tau: int) -> Saved:
     """Workers in turns: each makes its step when the one before it has made its own."""
     workers = comm.Split(comm.rank > 0)
     if comm.rank == 0:
-        return {"exchanges": serve(Ranks(comm, 30.0), ALPHA)}
+        return {"exchanges": serve(Ranks(comm, LIMIT), ALPHA)}
     worker = open_worker("mpi-easgd", comm, tau=tau)
     exchange: Any = worker.exchange
     weights, centers = [], []
@@ -112,7 +113,7 @@ def claimed(comm: Any, iterations: int = 50) -> Saved:
     """Each claims until nothing is left."""
     workers = comm.Split(comm.rank > 0)
     if comm.rank == 0:
-        serve(Ranks(comm, 30.0), ALPHA)
+        serve(Ranks(comm, LIMIT), ALPHA)
         return {}
     worker = open_worker("mpi-easgd", comm, iterations=iterations)
     exchange: Any = worker.exchange
@@ -137,7 +138,7 @@ def equations() -> Saved:
         "claims": claimed(COMM),
     }.items():
         saved |= {f"{name} {key}": value for key, value in results.items()}
-    crowded = Ranks(COMM, 30.0)
+    crowded = Ranks(COMM, LIMIT)
     return {**saved, "crowded": crowded.crowded}
 
 

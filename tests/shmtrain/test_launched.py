@@ -198,23 +198,26 @@ def test_what_killed_launches_have_left_is_swept_away(
 
 
 def test_a_first_rank_that_does_not_come_is_named_in_time(
-    box: smb.Box, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, box: smb.Box, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch_rank, "FIRST_RANK", 0.3)
     with pytest.raises(smb.WaitTimeout, match=r"the first rank has not opened its job 'j' within 0\.3 s"):
-        launch_rank._open_job(box, "j", replace(PLACE, rank=1))
+        launch_rank._open_job(box, "j", replace(PLACE, rank=1), config(tmp_path, monkeypatch))
 
 
-def test_a_name_that_is_taken_is_refused(box: smb.Box, address: str) -> None:
-    launch_rank._open_job(box, "j", PLACE)
+def test_a_name_that_is_taken_is_refused(
+    tmp_path: Path, box: smb.Box, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine = config(tmp_path, monkeypatch)
+    launch_rank._open_job(box, "j", PLACE, mine)
     with smb.connect(address) as other:
         with pytest.raises(smb.KeyExists, match="job 'j' runs in this box already"):
-            launch_rank._open_job(other, "j", PLACE)
+            launch_rank._open_job(other, "j", PLACE, mine)
         second = replace(PLACE, rank=1)
-        launch_rank._open_job(other, "j", second)
+        launch_rank._open_job(other, "j", second, mine)
         LastingProgress.attach(other, "j").put(1, Column.STATE, State.TRAINING)
         with pytest.raises(smb.KeyExists, match="worker 1 of job 'j' runs in this box already"):
-            launch_rank._open_job(other, "j", second)
+            launch_rank._open_job(other, "j", second, mine)
 
 
 # Marks ---------------------------------------------------------------------------------------------------
