@@ -216,6 +216,16 @@ DIFFERENCES = [
         "each worker is a process with a layer of its own; share_in_parallel changes nothing",
     ),
     Difference(
+        "HDF5Output over several passes",
+        "the first pass is kept, the second fails",
+        "each pass adds its rows",
+    ),
+    Difference(
+        "the data of a training that goes on from a snapshot",
+        "begins again at the first record",
+        "goes on behind the batches that the worker has had",
+    ),
+    Difference(
         "random numbers",
         "one stream of a Mersenne twister for a whole process",
         "each net has torch's generator of its own: equal distributions, other numbers",
