@@ -1,20 +1,21 @@
 """Caffe's network language on torch.
 
-Importing this package loads no torch: ``Net`` and the layer registry come when they are first touched.
+Importing this package loads neither torch nor protobuf: what needs them comes when it is first touched.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from prototxt import errors, schema
+from prototxt import errors
 from prototxt.errors import DataError, LayerError, NetError, ParseError, PrototxtError, WeightsError
-from prototxt.text import parse_net, parse_solver
 
 if TYPE_CHECKING:
+    from prototxt import schema
     from prototxt.blob import Blob
     from prototxt.net import Net
     from prototxt.registry import Built, LayerSpec, layer
+    from prototxt.text import parse_net, parse_solver
 
 _LAZY = {
     "Blob": "prototxt.blob",
@@ -22,6 +23,8 @@ _LAZY = {
     "Built": "prototxt.registry",
     "LayerSpec": "prototxt.registry",
     "layer": "prototxt.registry",
+    "parse_net": "prototxt.text",
+    "parse_solver": "prototxt.text",
 }
 
 __all__ = [
@@ -44,8 +47,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        from importlib import import_module
+    from importlib import import_module
 
+    if name in _LAZY:
         return getattr(import_module(_LAZY[name]), name)
+    if name == "schema":
+        return import_module("prototxt.schema")
     raise AttributeError(f"module 'prototxt' has no attribute {name!r}")
