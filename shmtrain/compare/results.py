@@ -78,10 +78,14 @@ class Result:
     def images_per_second(self) -> float:
         return self.iterations * int(self.start["batch"]) / self.seconds
 
-    def _stood(self, end: dict[str, Any]) -> float:
-        """Seconds of tests for which this worker made no steps: its own, or those that it waited for."""
-        own = float(end["loop_testing_seconds"])
-        return self._testing if self.record["standing"] == 1 else own
+    @cached_property
+    def _waited(self) -> list[float]:
+        """Seconds for which each worker waited for the leader's tests: those of the lowest ranks that do."""
+        standing = round(self.record["standing"] * self.workers)
+        return [
+            self._testing - float(end["loop_testing_seconds"]) if rank < standing else 0.0
+            for rank, end in enumerate(self.ends)
+        ]
 
     @cached_property
     def hidden(self) -> dict[str, float]:
@@ -92,10 +96,10 @@ class Result:
     def parts(self) -> dict[str, float]:
         """Mean seconds of a worker's iteration by part of the exchange, waiting for tests left out."""
         every = [dict(end.get("parts", {})) for end in self.ends]
-        for end, parts in zip(self.ends, every, strict=True):
-            waited = max((name for name in WAITS if name in parts), key=parts.__getitem__, default=None)
-            if waited is not None:
-                parts[waited] = max(parts[waited] - self._waited(end), 0.0)
+        for waited, parts in zip(self._waited, every, strict=True):
+            name = max((name for name in WAITS if name in parts), key=parts.__getitem__, default=None)
+            if name is not None:
+                parts[name] = max(parts[name] - waited, 0.0)
         return self._mean_parts(every)
 
     def _mean_parts(self, every: list[dict[str, float]]) -> dict[str, float]:
@@ -104,23 +108,21 @@ class Result:
             sums.update({name: seconds / max(end["steps"], 1) for name, seconds in parts.items()})
         return {name: total / len(self.ends) for name, total in sums.items()}
 
-    def _waited(self, end: dict[str, Any]) -> float:
-        return self._stood(end) - float(end["loop_testing_seconds"])
-
     @property
     def iteration_seconds(self) -> float:
         """T_iter: of a worker's own iteration, the mean of all."""
-        times = [(float(e["loop_seconds"]) - self._stood(e)) / max(e["steps"], 1) for e in self.ends]
-        return statistics.fmean(times)
+        return statistics.fmean(
+            (float(e["loop_seconds"]) - float(e["loop_testing_seconds"]) - waited) / max(e["steps"], 1)
+            for e, waited in zip(self.ends, self._waited, strict=True)
+        )
 
     @property
     def exchange_seconds(self) -> float:
         """T_iter - T_comp: for which an iteration stood still for the exchange."""
-        times = [
-            max(float(e.get("exchange_seconds", 0.0)) - self._waited(e), 0.0) / max(e["steps"], 1)
-            for e in self.ends
-        ]
-        return statistics.fmean(times)
+        return statistics.fmean(
+            max(float(e.get("exchange_seconds", 0.0)) - waited, 0.0) / max(e["steps"], 1)
+            for e, waited in zip(self.ends, self._waited, strict=True)
+        )
 
     @property
     def share(self) -> float:

@@ -94,6 +94,16 @@ def test_computing_and_exchange_make_up_an_iteration(tmp_path: Path) -> None:
     assert found.share == pytest.approx(0.25)
 
 
+def test_of_a_groups_workers_those_wait_for_a_test_whose_group_the_leader_is_in(tmp_path: Path) -> None:
+    waits = {"steps": 10, "loop_seconds": 9.0, "exchange_seconds": 5.0, "parts": {"collective": 5.0}}
+    leads = {"steps": 10, "loop_seconds": 9.0, "loop_testing_seconds": 4.0, "exchange_seconds": 1.0}
+    goes_on = {**waits, "exchange_seconds": 1.0, "parts": {"collective": 1.0}}
+    found = one(tmp_path, workers=4, stand=0.5, ends=[leads, waits, goes_on, goes_on])
+    assert found.exchange_seconds == pytest.approx(0.1)
+    assert found.parts == pytest.approx({"collective": 3 * 0.1 / 4})
+    assert found.iteration_seconds == pytest.approx((0.5 + 0.5 + 0.9 + 0.9) / 4)
+
+
 def test_bytes_and_staleness_are_those_of_all_workers(tmp_path: Path) -> None:
     ends = [
         {
