@@ -67,16 +67,27 @@ def load_module(name: str, folders: list[str]) -> ModuleType:
     top = name.partition(".")[0]
     if top not in sys.modules:
         _load_top(top, folders)
+    elif not _lies_in(sys.modules[top], folders):  # a part of an installed package that is imported otherwise
+        raise _not_found(name, folders)
     return importlib.import_module(name)
+
+
+def _not_found(name: str, folders: list[str]) -> ModuleNotFoundError:
+    searched = ", ".join(folders) or "PYTHONPATH is not set"
+    return ModuleNotFoundError(
+        f"no module {name!r} on the path for Python layers ({searched}): put its folder on PYTHONPATH"
+    )
+
+
+def _lies_in(module: ModuleType, folders: list[str]) -> bool:
+    places = [getattr(module, "__file__", None) or "", *getattr(module, "__path__", ())]
+    return any(os.path.abspath(place).startswith(folder + os.sep) for place in places for folder in folders)
 
 
 def _load_top(name: str, folders: list[str]) -> None:
     spec = PathFinder.find_spec(name, folders)
     if spec is None or spec.loader is None:
-        searched = ", ".join(folders) or "PYTHONPATH is not set"
-        raise ModuleNotFoundError(
-            f"no module {name!r} on the path for Python layers ({searched}): put its folder on PYTHONPATH"
-        )
+        raise _not_found(name, folders)
     for folder in folders:  # the module's own imports are found beside it
         if folder not in sys.path:
             sys.path.append(folder)

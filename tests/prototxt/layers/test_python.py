@@ -111,7 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name in ("caffe", "userlayers", "beside", "elsewhere"):
+        if name.partition(".")[0] in ("caffe", "userlayers", "beside", "elsewhere"):
             del sys.modules[name]
 
 
@@ -279,11 +279,26 @@ def test_only_modules_on_the_named_path_are_loaded(
     assert "elsewhere" in sys.modules
 
 
-def test_an_installed_module_is_not_loaded_for_a_net(folder: Path) -> None:
-    text = inputs(x=(2,)) + python("Gain", "x", "y").replace("userlayers", "antigravity")
-    with pytest.raises(PythonLayerError, match="no module 'antigravity' on the path"):
+@pytest.mark.parametrize("name", ["antigravity", "json.tool"])
+def test_an_installed_module_is_not_loaded_for_a_net(folder: Path, name: str) -> None:
+    text = inputs(x=(2,)) + python("Gain", "x", "y").replace("userlayers", name)
+    with pytest.raises(PythonLayerError, match=f"no module '{name}' on the path"):
         net(text)
-    assert "antigravity" not in sys.modules
+    assert name not in sys.modules
+
+
+def test_a_package_on_the_named_path_may_hold_layers(folder: Path) -> None:
+    package = folder / "elsewhere"
+    (package / "inner").mkdir(parents=True)
+    for place in (package, package / "inner"):
+        (place / "__init__.py").write_text("")
+    (package / "inner" / "gain.py").write_text((folder / "userlayers.py").read_text())
+    text = inputs(x=(2,)) + python("Gain", "x", "y", param_str="2").replace(
+        "userlayers", "elsewhere.inner.gain"
+    )
+    for _ in range(2):  # loaded, then found
+        with net(text) as own:
+            assert own.forward(x=[1, 2])["y"].tolist() == [2, 4]
 
 
 def test_a_module_that_fails_to_load_is_tried_again(folder: Path) -> None:
