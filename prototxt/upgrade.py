@@ -133,12 +133,17 @@ def _upgrade_input(net: Any, origins: Origins) -> Origins:
 
 def upgrade_solver(solver: Any, path: str) -> None:
     """solver_type (old) becomes type; an absent or directory snapshot_prefix takes the solver file's name."""
+    upgrade_solver_type(solver)
+    if not solver.HasField("snapshot_prefix"):
+        solver.snapshot_prefix = str(PurePath(path).with_suffix(""))
+    elif os.path.isdir(solver.snapshot_prefix):
+        solver.snapshot_prefix = os.path.join(solver.snapshot_prefix, PurePath(path).stem)
+
+
+def upgrade_solver_type(solver: Any) -> None:
+    """solver_type, the enum of earlier files, becomes type, the string."""
     if solver.HasField("solver_type"):
         if solver.HasField("type"):
             raise ValueError("solver_type (the old enum) and type (the string) cannot be both specified")
         solver.type = _SOLVER_TYPES[type(solver).SolverType.Name(solver.solver_type)]
         solver.ClearField("solver_type")
-    if not solver.HasField("snapshot_prefix"):
-        solver.snapshot_prefix = str(PurePath(path).with_suffix(""))
-    elif os.path.isdir(solver.snapshot_prefix):
-        solver.snapshot_prefix = os.path.join(solver.snapshot_prefix, PurePath(path).stem)

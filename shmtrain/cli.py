@@ -22,7 +22,9 @@ EFFECTS = ("stop", "snapshot", "none")
 OK, FAILED, USAGE = 0, 1, 2
 
 COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
+    "test": ("shmtrain.commands.test", "a net with its weights over batches of its data: outputs, means"),
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
+    "upgrade": ("shmtrain.commands.upgrade", "files of earlier formats in today's"),
     "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
     "simulate": ("shmtrain.simulate.cli", "machines that are not at hand: speed, staleness"),

@@ -1,0 +1,85 @@
+"""What the commands share: options of a net's state, and how a failure is told. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from prototxt.caffemodel import file_mode
+from prototxt.errors import PrototxtError
+
+OK, FAILED = 0, 1
+
+
+def parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
+    """A parser for ``shmtrain COMMAND`` whose help ends with an example."""
+    return argparse.ArgumentParser(
+        prog=f"shmtrain {command}",
+        description=description,
+        epilog=f"example:\n  {example}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_state(p: argparse.ArgumentParser, phase: str | None = None) -> None:
+    """The options of a net's state; ``--phase`` where there is a usual one."""
+    if phase is not None:
+        p.add_argument("--phase", choices=("TRAIN", "TEST"), default=phase, help=f"of the net ({phase})")
+    p.add_argument("--level", type=int, default=0, metavar="N", help="of the net's state (0)")
+    p.add_argument("--stage", type=names, default=(), metavar="S[,S]", help="stages of the net's state")
+
+
+def names(text: str) -> tuple[str, ...]:
+    """The type of several names between commas."""
+    return tuple(part for part in text.split(",") if part)
+
+
+def whole(text: str) -> int:
+    """The type of a number from 1 on."""
+    if not text.isascii() or not text.isdigit() or not int(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
+    return int(text)
+
+
+def double_dashed(argv: Sequence[str]) -> list[str]:
+    """The original's flags may begin with one dash: ``-model net.prototxt`` is ``--model net.prototxt``."""
+    return [f"-{word}" if re.match(r"-[a-z]{2}", word) else word for word in argv]
+
+
+def reported(command: str, work: Callable[[], None]) -> int:
+    """Run ``work``; what is wrong with the user's files is one line on stderr and exit code 1."""
+    try:
+        work()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # nobody reads: do not complain at exit either
+        return FAILED
+    except (PrototxtError, OSError) as error:
+        print(f"shmtrain {command}: {error}", file=sys.stderr)
+        return FAILED
+    return OK
+
+
+@contextmanager
+def replacing(path: str) -> Iterator[str]:
+    """The name of a file beside ``path`` that takes its place when the block ends well; else it is gone."""
+    target = Path(path)
+    try:
+        number, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix)
+        os.close(number)
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}") from error
+    try:
+        yield beside
+        os.chmod(beside, file_mode())
+        os.replace(beside, target)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(beside)
