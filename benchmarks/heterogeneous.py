@@ -55,6 +55,7 @@ def main() -> int:
     if sys.argv[1:2] == ["--be"]:
         return be(int(sys.argv[2]), float(sys.argv[3]), Path(sys.argv[4]), sys.argv[5:])
     args = parse()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the stopped processes are ended then, too
     if (os.cpu_count() or 1) < 2:
         raise SystemExit("two processors are needed")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
