@@ -5,7 +5,7 @@
 For each number of workers there are rounds of steps of computing and exchange, in an order drawn by chance:
 computing as a busy loop and as a wait, by the fused exchange and by the paper's two threads. The same rounds
 measure the computing alone with as many processes, so under the same oversubscription; one process's fused
-exchange, copies, sums and moves, each after a pause of the computing's length (the rates of a thread); and two
+exchange, copies, sums and moves, each after a pause of the computing's length (a thread's rates); and two
 workers' exchange at once against one's (how many threads' worth of bandwidth the memory has).
 Simulated and measured milliseconds of a step must agree within 10%.
 """
