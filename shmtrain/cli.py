@@ -24,6 +24,8 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
     "test": ("shmtrain.commands.test", "a net with its weights over batches of its data: outputs, means"),
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
+    "summary": ("shmtrain.commands.summary", "a net's layers: shapes, parameters, multiply-adds"),
+    "draw": ("shmtrain.commands.draw", "a net as a picture: SVG, PNG, PDF"),
     "upgrade": ("shmtrain.commands.upgrade", "files of earlier formats in today's"),
     "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
@@ -130,12 +132,12 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     g.add_argument("--n-fetch", type=int, metavar="F", help="downpour: steps between two reads (1)")
     g.add_argument("--n-push", type=int, metavar="P", help="downpour: steps between two pushes (1)")
     g.add_argument("--server", choices=SERVERS, help="downpour: how the center takes a push (sgd)")
-    g.add_argument("--server-rate", type=float, metavar="R", help="downpour: rate of adagrad (base_lr)")
+    g.add_argument("--server-rate", type=float, metavar="R", help="downpour: rate of adagrad (0.01)")
     g.add_argument("--backup-workers", type=int, metavar="B", help="sync: so many may come too late (0)")
     g.add_argument("--group-size", type=int, metavar="G", help="hybrid: workers of a synchronous group (2)")
     g.add_argument("--bucket-mib", type=float, metavar="M", help="allreduce, hybrid: MiB at once (4)")
-    g.add_argument("--outer-lr", type=float, metavar="R", help="diloco: rate of the outer step (0.7)")
-    g.add_argument("--outer-momentum", type=float, metavar="M", help="diloco: its momentum (0.9; 0.5)")
+    g.add_argument("--outer-lr", type=float, metavar="R", help="diloco: rate of the outer step (0.9; 0.7)")
+    g.add_argument("--outer-momentum", type=float, metavar="M", help="diloco: its momentum (0.6; 0.5)")
     g.add_argument("--asynchronous", action="store_true", default=None, help="diloco: nobody waits")
     g.add_argument(
         "--outer-buffer", type=int, metavar="N", help="diloco, asynchronous: pushes a momentum (N)"

@@ -36,6 +36,27 @@ def add_state(p: argparse.ArgumentParser, phase: str | None = None) -> None:
     p.add_argument("--stage", type=names, default=(), metavar="S[,S]", help="stages of the net's state")
 
 
+def add_inputs(p: argparse.ArgumentParser) -> None:
+    """The option that builds a net without its data."""
+    p.add_argument(
+        "--input",
+        type=shaped,
+        action="append",
+        default=[],
+        metavar="BLOB=SHAPE",
+        help="take this blob as an input instead of its data layer's, which need not have its data: "
+        "data=64x1x28x28 (several times for several blobs)",
+    )
+
+
+def shaped(text: str) -> tuple[str, tuple[int, ...]]:
+    """The type of a blob's name and shape."""
+    name, _, sizes = text.rpartition("=")
+    if not name or not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is no blob and shape such as data=64x1x28x28")
+    return name, tuple(int(size) for size in sizes.split("x"))
+
+
 def names(text: str) -> tuple[str, ...]:
     """The type of several names between commas."""
     return tuple(part for part in text.split(",") if part)
