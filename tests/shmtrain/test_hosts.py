@@ -18,7 +18,7 @@ from tests.shmtrain.jobs import write
 from tests.shmtrain.mpi import ROOT, Mpi, need
 
 SHORT = "max_iter: 60 display: 20 momentum: 0.9 snapshot_prefix: 'm'\n"
-LIMIT = 90.0
+LIMIT = 110.0
 PORT = 7100
 
 
@@ -148,18 +148,6 @@ def test_mpirun_over_two_hosts(pair: Pair, library: str) -> None:
     assert f", launched by {launcher}: {places}; memory box outside at {pair.address}" in done.stderr
     assert "Optimization Done." in done.stderr
     assert (pair.folder / "m_iter_60.caffemodel").exists()
-
-
-@pytest.mark.mpi
-@pytest.mark.parametrize("library", ["mpich", "ompi"])
-@pytest.mark.usefixtures("solver")
-def test_an_mpi_way_over_two_hosts_needs_no_box(pair: Pair, library: str) -> None:
-    mpi = need(library)
-    done = over_both(pair, mpi, train("--algorithm", "mpi-allreduce"))
-    assert done.returncode == 0, done.stderr
-    places = f"rank 0 on {pair.near.name} by MPI, rank 1 on {pair.far.name} by MPI"
-    assert places in done.stderr
-    assert "Optimization Done." in done.stderr
 
 
 @pytest.mark.mpi
