@@ -132,7 +132,7 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     g.add_argument("--n-fetch", type=int, metavar="F", help="downpour: steps between two reads (1)")
     g.add_argument("--n-push", type=int, metavar="P", help="downpour: steps between two pushes (1)")
     g.add_argument("--server", choices=SERVERS, help="downpour: how the center takes a push (sgd)")
-    g.add_argument("--server-rate", type=float, metavar="R", help="downpour: rate of adagrad (0.01)")
+    g.add_argument("--server-rate", type=float, metavar="R", help="downpour: rate of adagrad (0.003)")
     g.add_argument("--backup-workers", type=int, metavar="B", help="sync: so many may come too late (0)")
     g.add_argument("--group-size", type=int, metavar="G", help="hybrid: workers of a synchronous group (2)")
     g.add_argument("--bucket-mib", type=float, metavar="M", help="allreduce, hybrid: MiB at once (4)")

@@ -21,6 +21,8 @@ SERVERS = ("sgd", "adagrad")
 WIRES = ("float32", "bfloat16", "float16", "int8")
 STALENESS = ("none", "inverse", "exponential", "drop", "bounded")
 MAX_ALPHA = 0.99
+ASYNCHRONOUS_RATE = 0.7
+SERVER_RATE = 0.003  # of downpour's adagrad
 ASYNCHRONOUS_MOMENTUM = 0.5  # of diloco's outer step, as in HALoS (arXiv 2506.04531); 0.9 diverges there
 BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
 ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start", "wire"})
@@ -101,7 +103,7 @@ METHODS = {
         frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness", "wire"}), lockstep=True,
     ),
     "diloco": Entry(
-        "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "none",
+        "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "power:0.25",
         "each worker makes tau steps on {batch} images of its own; their mean change is one outer step",
         frozenset({
             "tau", "outer_lr", "outer_momentum", "asynchronous", "outer_buffer", "staleness", "wire",
@@ -137,7 +139,7 @@ class Method:
     staleness       what becomes of an old increment: none, inverse, exponential:R, drop:S, bounded:S
     n_fetch, n_push steps between two reads of the center, and between two pushes to it
     server          how the center takes a push: ``sgd`` adds it, ``adagrad`` divides by its own history
-    server_rate     the rate of ``adagrad``; None: the solver's base_lr
+    server_rate     the rate of ``adagrad``
     backup_workers  b of the workers may come too late in each step: their gradients are dropped
     group_size      workers of one synchronous group
     outer_*         rate, momentum and (asynchronous) buffer of the outer step; buffer 0: one of each worker
@@ -154,11 +156,11 @@ class Method:
     n_fetch: int = 1
     n_push: int = 1
     server: str = "sgd"
-    server_rate: float | None = None
+    server_rate: float = SERVER_RATE
     backup_workers: int = 0
     group_size: int = 2
-    outer_lr: float = 0.7
-    outer_momentum: float = 0.9
+    outer_lr: float = 0.9
+    outer_momentum: float = 0.6
     asynchronous: bool = False
     outer_buffer: int = 0
     fragments: int = 1
@@ -182,7 +184,7 @@ def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions
     if alpha_given:
         defaults["beta"] = None
     if told.get("asynchronous"):
-        defaults["outer_momentum"] = ASYNCHRONOUS_MOMENTUM
+        defaults |= {"outer_lr": ASYNCHRONOUS_RATE, "outer_momentum": ASYNCHRONOUS_MOMENTUM}
     filled = Method(**{**defaults, **told})
     _check(filled, entry, workers)
     return filled
@@ -280,9 +282,12 @@ def figures(sharing: Sharing) -> list[str]:
     shown = [text for name, text in words.items() if name in entry.options]
     if sharing.algorithm == "hybrid":
         shown.insert(0, f"S{m.group_size}xA{-(-sharing.workers // m.group_size)}")
+    silent = {"beta": True, "server_rate": m.server == "sgd", "fragments": m.fragments == 1}
     for field in fields(m):
         value = getattr(m, field.name)
-        if field.name in entry.options - {"beta"} and value not in (None, False, 0, "none", "float32"):
+        if silent.get(field.name, False) or field.name not in entry.options:
+            continue
+        if value not in (None, False, 0, "none", "float32"):
             shown.append(f"{field.name.replace('_', ' ')} {value}".removesuffix(" True"))
     if entry.claims_freely:
         shown.append(f"termination {sharing.termination}")

@@ -3,7 +3,7 @@
     tau times    theta_x = theta_x - eta g_x(theta_x)       the solver's own rule, the inner optimiser
     then         Delta   = 1/N sum_x Q(theta - theta_x)     Q: --wire, with error feedback
                  m       = mu m + Delta
-                 theta   = theta - nu (Delta + mu m)        nu 0.7, mu 0.9
+                 theta   = theta - nu (Delta + mu m)        nu 0.9, mu 0.6
                  theta_x = theta
 
 The mean is taken through the box, as in sync: each writes Q(theta - theta_x) where the others read it, and
@@ -26,8 +26,9 @@ there: what moves is Q(g) and theta.
     else               theta = theta - nu Q(g)/B
 
 What the update rule does not touch is averaged as it is: with all, or by a step of 1/N. The inner rate is
-the solver's, the effective batch of an outer step tau N batches. Asynchronous, mu is 0.5. The paper takes
-tau 500 with AdamW; 100 is the default here, and int8.
+the solver's times N^0.25, the effective batch of an outer step tau N batches. Asynchronous, nu is 0.7 and mu
+0.5. The paper takes tau 500 with AdamW, nu 0.7 and mu 0.9, over hundreds of rounds; after ten or twenty, as
+a job of Caffe's has them, 0.9 and 0.6 are farther. tau 100 is the default here, and int8.
 
 Source: Douillard et al., DiLoCo, arXiv 2311.08105, Algorithm 1; Douillard et al., Streaming DiLoCo, arXiv
 2501.18512 (fragments, overlap, merge; 4 bits there); Liu et al., Asynchronous Local-SGD Training for

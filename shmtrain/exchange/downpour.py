@@ -124,7 +124,7 @@ class Adagrad(Downpour):
             crowd.key("squares"), count=max(self._trained, 1), lifetime="attached", or_attach=True
         )
         self._sum = np.zeros(self._trained, np.float32)
-        rate = np.float32(meeting.method.server_rate or meeting.base_rate)
+        rate = np.float32(meeting.method.server_rate)
         multipliers = meeting.vectors.multipliers
         self._rate = rate if multipliers is None else rate * multipliers
 

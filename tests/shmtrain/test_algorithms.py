@@ -187,7 +187,7 @@ def test_defaults_are_those_that_converge() -> None:
     """Four workers on the small digits: downpour's plain pushes, an asynchronous momentum of 0.9 diverge."""
     told = MethodOptions(asynchronous=True)
     assert method("downpour", 4, False, MethodOptions()).staleness == "inverse"
-    assert method("diloco", 4, False, MethodOptions()).outer_momentum == 0.9
+    assert method("diloco", 4, False, MethodOptions()).outer_momentum == 0.6
     assert method("diloco", 4, False, told).outer_momentum == 0.5
 
 
