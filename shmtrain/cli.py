@@ -24,6 +24,8 @@ OK, FAILED, USAGE = 0, 1, 2
 COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
     "test": ("shmtrain.commands.test", "a net with its weights over batches of its data: outputs, means"),
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
+    "classify": ("shmtrain.commands.classify", "the most probable classes of images"),
+    "extract-features": ("shmtrain.commands.features", "a net's blobs over its data, to LMDB, HDF5 or .npz"),
     "summary": ("shmtrain.commands.summary", "a net's layers: shapes, parameters, multiply-adds"),
     "draw": ("shmtrain.commands.draw", "a net as a picture: SVG, PNG, PDF"),
     "upgrade": ("shmtrain.commands.upgrade", "files of earlier formats in today's"),

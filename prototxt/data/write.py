@@ -30,12 +30,12 @@ def write_database(
     if folder.exists() and not overwrite:
         raise DataError(f"{folder.absolute()} exists; --overwrite replaces it")
     fill: Callable[[Path, Iterable[Record]], int] = fill_lmdb if backend == "lmdb" else fill_leveldb
-    with _replacing(folder.absolute()) as new:
+    with replacing(folder.absolute()) as new:
         return fill(new, records)
 
 
 @contextmanager
-def _replacing(folder: Path) -> Iterator[Path]:
+def replacing(folder: Path) -> Iterator[Path]:
     """A folder to write to, which takes the place of ``folder`` when all went well."""
     new = folder.with_name(f"{folder.name}.new-{os.getpid()}")
     try:

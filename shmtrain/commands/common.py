@@ -6,12 +6,8 @@ import argparse
 import os
 import re
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable, Sequence
 
-from prototxt.caffemodel import file_mode
 from prototxt.errors import PrototxtError
 
 OK, FAILED = 0, 1
@@ -86,21 +82,3 @@ def reported(command: str, work: Callable[[], None]) -> int:
         print(f"shmtrain {command}: {error}", file=sys.stderr)
         return FAILED
     return OK
-
-
-@contextmanager
-def replacing(path: str) -> Iterator[str]:
-    """The name of a file beside ``path`` that takes its place when the block ends well; else it is gone."""
-    target = Path(path)
-    try:
-        number, beside = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=target.suffix)
-        os.close(number)
-    except OSError as error:
-        raise OSError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        yield beside
-        os.chmod(beside, file_mode())
-        os.replace(beside, target)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(beside)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shmtrain.commands.common import parser, replacing, reported
+from shmtrain.commands.common import parser, reported
 
 KINDS = {
     "net": "a net's text (the original's upgrade_net_proto_text)",
@@ -86,6 +86,11 @@ def _write_text(path: str, message: Any) -> None:
     """As the original prints it: a whole number has no ``.0``."""
     from google.protobuf import text_format
 
+    from prototxt.files import replacing_file
+
     text = re.sub(r"^( *\w+: -?\d+)\.0$", r"\1", text_format.MessageToString(message), flags=re.MULTILINE)
-    with replacing(path) as beside, open(beside, "w", encoding="utf-8", errors="surrogateescape") as file:
+    with (
+        replacing_file(path) as beside,
+        open(beside, "w", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         file.write(text)
