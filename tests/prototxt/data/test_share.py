@@ -175,7 +175,7 @@ def test_the_reader_outlives_the_worker_that_started_it_and_goes_with_the_last(f
             assert first.stdout is not None
             assert int(first.stdout.readline()) == pid
         assert first.returncode == -signal.SIGKILL
-        for _ in range(20):
+        for _ in range(100):  # more than lie ready
             second.stdin.write("\n")
             second.stdin.flush()
             assert second.stdout.readline() == "taken\n"
