@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 _log = getLogger(__name__)
 
 
-def load_weights(net: Net, path: str | os.PathLike[str]) -> None:
-    """Copy the file's blobs into the layers of the same name.
+def load_weights(net: Net, path: str | os.PathLike[str]) -> int:
+    """Copy the file's blobs into the layers of the same name; returns how many blobs.
 
     Layers that the net lacks are ignored, which the log says; layers that the file lacks keep their values.
     Raises WeightsError when a layer's blobs differ in number or shape; nothing is copied then.
@@ -50,6 +50,7 @@ def load_weights(net: Net, path: str | os.PathLike[str]) -> None:
         _log.warning(
             "%s: nothing was loaded: no layer with parameters has a name that the net has too", shown
         )
+    return len(pairs)
 
 
 def _matches(net: Net, path: str) -> Iterator[hdf5_weights.Match]:

@@ -29,6 +29,7 @@ COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit
     "summary": ("shmtrain.commands.summary", "a net's layers: shapes, parameters, multiply-adds"),
     "draw": ("shmtrain.commands.draw", "a net as a picture: SVG, PNG, PDF"),
     "upgrade": ("shmtrain.commands.upgrade", "files of earlier formats in today's"),
+    "device-query": ("shmtrain.commands.devices", "what this machine computes with"),
     "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
     "simulate": ("shmtrain.simulate.cli", "machines that are not at hand: speed, staleness"),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prototxt.errors import DataError, NetError
-from shmtrain.commands.common import parser, reported, whole
+from shmtrain.commands.common import load, parser, reported, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -28,8 +28,9 @@ def main(argv: Sequence[str]) -> int:
 def arguments() -> argparse.ArgumentParser:
     p = parser(
         "classify",
-        "Print the most probable classes of images. An image is resized to the net's input, blue before green "
-        "before red or as grey, values from 0 to 255; then the mean is subtracted and the scale multiplied.",
+        "Print the most probable classes of images. An image is resized to the net's input, blue before "
+        "green before red, or grey, values from 0 to 255; then the mean is subtracted and the scale "
+        "multiplied.",
         "shmtrain classify deploy.prototxt net.caffemodel cat.jpg --mean mean.binaryproto --labels words.txt",
     )
     p.add_argument("net", metavar="DEPLOY.prototxt", help="a net with one Input and one output")
@@ -48,10 +49,14 @@ def arguments() -> argparse.ArgumentParser:
 
 
 def _run(args: argparse.Namespace) -> None:
+    import numpy as np
+
     from prototxt.data.decode import Decoder, Undecodable
+    from prototxt.data.image_source import read_image
     from prototxt.net import Net
 
-    with Net(args.net, "TEST", weights=args.weights) as net:
+    with Net(args.net, "TEST") as net:
+        load(net, args.weights)
         channels, height, width = _input(net)
         output = _output(net, args.output)
         labels = None if args.labels is None else _labels(args.labels)
@@ -61,8 +66,8 @@ def _run(args: argparse.Namespace) -> None:
         except Undecodable as error:
             raise DataError(f"{args.images[0]} {error}") from error
         for path in args.images:
-            pixels = _pixels(decoder, path, channels == 3, (height, width))
-            net.forward(**{net.inputs[0]: ((pixels - mean) * args.scale)[None]})
+            pixels = read_image(decoder, path, channels == 3, (height, width)).transpose(2, 0, 1)
+            net.forward(**{net.inputs[0]: ((pixels - mean) * np.float32(args.scale))[None]})
             scores = net.blobs[output].data.reshape(-1)
             if labels is not None and len(labels) != len(scores):
                 raise DataError(
@@ -154,18 +159,3 @@ def _mean_image(path: str) -> F32:
             return np.asarray(np.lib.format.read_array(file, allow_pickle=False), np.float32)
     except (ValueError, EOFError) as error:
         raise DataError(f"{path}: no .npy file of numbers: {error}") from error
-
-
-def _pixels(decoder: Any, path: str, color: bool, size: tuple[int, int]) -> F32:
-    """(channels, height, width) float32, blue before green before red."""
-    import numpy as np
-
-    from prototxt.data.decode import Undecodable
-
-    with open(path, "rb") as file:
-        data = file.read()
-    try:
-        image = decoder.decode(data, "color" if color else "gray", *size)
-    except Undecodable as error:
-        raise DataError(f"{path} {error}") from error
-    return np.asarray(image.transpose(2, 0, 1), np.float32)

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from prototxt.errors import NetError
-from shmtrain.commands.common import add_state, names, parser, reported, whole
+from shmtrain.commands.common import add_state, load, names, parser, reported, whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -60,7 +60,8 @@ def _run(args: argparse.Namespace) -> None:
     from prototxt.features import open_writers
     from prototxt.net import Net
 
-    with Net(args.net, "TEST", stages=args.stage, level=args.level, weights=args.weights) as net:
+    with Net(args.net, "TEST", stages=args.stage, level=args.level) as net:
+        load(net, args.weights)
         _check(net, args.blobs)
         with ExitStack() as stack:
             writers = open_writers(stack, args.kind, args.blobs, args.out, args.overwrite)

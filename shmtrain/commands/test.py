@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmtrain.commands.common import add_state, double_dashed, parser, reported, whole
+from shmtrain.commands.common import add_state, double_dashed, load, parser, reported, whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -51,13 +51,11 @@ def _run(args: argparse.Namespace) -> None:
     path = f"{args.log_dir}/test.log" if args.log_dir else None
     with Log([sys.stderr], path) as log, notes_in(log):
         log.info("Use CPU.")
-        weights = args.weights.split(",")
         with Net(args.model, "TEST", stages=args.stage, level=args.level) as net:
             for name in net.outputs:
                 log.info(f"This network produces output {name}")
             log.info("Network initialization done.")
-            for file in weights:
-                net.copy_from(file)
+            load(net, *args.weights.split(","))
             log.info(f"Running for {args.iterations} iterations.")
             score(net, args.iterations, log)
 
