@@ -29,18 +29,13 @@ Key = tuple[float, int, str, str, str, str]
 
 
 def best(rows: Iterable[Row]) -> dict[Key, Row]:
-    """The best variant of each (MiB, workers, library, op, overlap, computing)."""
+    """The best variant of each (MiB, workers, library, op, overlap, computing), be it from the trial."""
     found: dict[Key, Row] = {}
     for row in rows:
         key = (row.mib, row.workers, row.library, row.op, row.overlap, row.computing)
-        if key not in found or _rank(row) > _rank(found[key]):
+        if key not in found or row.step < found[key].step:
             found[key] = row
     return found
-
-
-def _rank(row: Row) -> tuple[bool, float]:
-    """What was measured in rounds before what only the trial has seen; then the quicker."""
-    return row.samples > 1, -row.step
 
 
 def table(rows: Sequence[Row]) -> Iterator[str]:

@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -146,11 +145,6 @@ def test_the_rivals_best_variant_counts() -> None:
     assert "(quick)" in line
     assert "3.90" in line
     assert line.endswith("short")
-
-
-def test_a_variant_that_went_no_further_than_the_trial_does_not_stand_for_its_kind() -> None:
-    tried, measured = row("ompi", "rma", 5.0, "tried"), row("ompi", "rma", 30.0, "measured")
-    assert [*report.best([replace(tried, samples=1), measured]).values()] == [measured]
 
 
 def test_a_ratio_that_reaches_its_bar_passes() -> None:
