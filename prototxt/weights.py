@@ -34,11 +34,12 @@ if TYPE_CHECKING:
 _log = getLogger(__name__)
 
 
-def load_weights(net: Net, path: str | os.PathLike[str]) -> int:
-    """Copy the file's blobs into the layers of the same name; returns how many blobs.
+def load_weights(net: Net, path: str | os.PathLike[str], strict: bool = False) -> None:
+    """Copy the file's blobs into the layers of the same name.
 
     Layers that the net lacks are ignored, which the log says; layers that the file lacks keep their values.
-    Raises WeightsError when a layer's blobs differ in number or shape; nothing is copied then.
+    Raises WeightsError when a layer's blobs differ in number or shape; nothing is copied then. Where no layer
+    fits, the log warns; with ``strict`` it is a WeightsError, too.
     """
     shown = os.fspath(path)
     pairs: list[tuple[torch.Tensor, Array]] = []
@@ -47,10 +48,14 @@ def load_weights(net: Net, path: str | os.PathLike[str]) -> int:
     for target, array in pairs:
         target.copy_(torch.from_numpy(np.array(array)).view(target.shape))
     if net.params and not pairs:
+        if strict:
+            raise WeightsError(
+                f"{shown}: weights of another net? None of its layers has a name that {net.path} has too "
+                f"(with parameters: {', '.join(net.params)})"
+            )
         _log.warning(
             "%s: nothing was loaded: no layer with parameters has a name that the net has too", shown
         )
-    return len(pairs)
 
 
 def _matches(net: Net, path: str) -> Iterator[hdf5_weights.Match]:

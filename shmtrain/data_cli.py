@@ -14,7 +14,7 @@ DIGITS = "examples/mnist/digits"
 BACKENDS = ("lmdb", "leveldb")
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     _add_imageset(commands.add_parser("convert-imageset", help="a database from a list of images"))
@@ -69,7 +69,7 @@ def _add_imageset(parser: argparse.ArgumentParser) -> None:
 
 def main(argv: Sequence[str]) -> int:
     """Run the chosen command; 0, or 1 with one line on stderr."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     commands = {
         "convert-imageset": _imageset,
         "image-mean": _mean,

@@ -31,9 +31,9 @@ class Timings:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = _parser().parse_args(argv)
+    args = parser().parse_args(argv)
     if args.iterations < 1:
-        _parser().error(f"--iterations {args.iterations}: must be at least 1")
+        parser().error(f"--iterations {args.iterations}: must be at least 1")
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     stages = tuple(stage for stage in args.stage.split(",") if stage)
@@ -48,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """The options of ``shmtrain time``."""
     p = argparse.ArgumentParser(
         prog="shmtrain time", description=__doc__.split("\n", 1)[0], allow_abbrev=False
     )

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prototxt.errors import DataError, NetError
-from shmtrain.commands.common import load, parser, reported, whole
+from shmtrain.commands.common import command_parser, reported, whole
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = arguments().parse_args(argv)
+    args = parser().parse_args(argv)
     return reported("classify", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "classify",
         "Print the most probable classes of images. An image is resized to the net's input, blue before "
         "green before red, or grey, values from 0 to 255; then the mean is subtracted and the scale "
@@ -54,9 +55,10 @@ def _run(args: argparse.Namespace) -> None:
     from prototxt.data.decode import Decoder, Undecodable
     from prototxt.data.image_source import read_image
     from prototxt.net import Net
+    from prototxt.weights import load_weights
 
     with Net(args.net, "TEST") as net:
-        load(net, args.weights)
+        load_weights(net, args.weights, strict=True)
         channels, height, width = _input(net)
         output = _output(net, args.output)
         labels = None if args.labels is None else _labels(args.labels)

@@ -7,17 +7,13 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-from prototxt.errors import PrototxtError, WeightsError
-
-if TYPE_CHECKING:
-    from prototxt.net import Net
+from prototxt.errors import PrototxtError
 
 OK, FAILED = 0, 1
 
 
-def parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
+def command_parser(command: str, description: str, example: str) -> argparse.ArgumentParser:
     """A parser for ``shmtrain COMMAND`` whose help ends with an example."""
     return argparse.ArgumentParser(
         prog=f"shmtrain {command}",
@@ -72,18 +68,6 @@ def whole(text: str) -> int:
 def double_dashed(argv: Sequence[str]) -> list[str]:
     """The original's flags may begin with one dash: ``-model net.prototxt`` is ``--model net.prototxt``."""
     return [f"-{word}" if re.match(r"-[a-z]{2}", word) else word for word in argv]
-
-
-def load(net: Net, *paths: str) -> None:
-    """Copy weight files into the net. Raises WeightsError for one that fits nowhere: it is another net's."""
-    from prototxt.weights import load_weights
-
-    for path in paths:
-        if not load_weights(net, path) and net.params:
-            raise WeightsError(
-                f"{path}: weights of another net? None of its layers has a name that {net.path} has too "
-                f"(with parameters: {', '.join(net.params)})"
-            )
 
 
 def reported(command: str, work: Callable[[], None]) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from shmtrain.commands.common import parser, reported
+from shmtrain.commands.common import command_parser, reported
 
 # Those that torch and its libraries choose their kernels by, in the order of their age.
 INSTRUCTIONS = (
@@ -22,12 +22,13 @@ INSTRUCTIONS = (
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = arguments().parse_args(argv)
+    args = parser().parse_args(argv)
     return reported("device-query", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "device-query",
         "Say what this machine computes with: processor, cores, memory, instruction sets, torch and its "
         "threads, GPUs where there are.",

@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from shmtrain.commands.common import add_inputs, add_state, parser, reported
+from shmtrain.commands.common import add_inputs, add_state, command_parser, reported
 
 if TYPE_CHECKING:
     from prototxt.draw import Drawn
@@ -15,15 +15,16 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    p = arguments()
+    p = parser()
     args = p.parse_args(argv)
     if args.as_written and args.input:
         p.error("--as-written builds nothing: it takes no --input")
     return reported("draw", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "draw",
         "Draw a net: a box a layer, with its type, settings, shapes and parameter counts.",
         "shmtrain draw examples/mnist/lenet_deploy.prototxt lenet.svg",

@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from prototxt.errors import NetError
-from shmtrain.commands.common import add_state, load, names, parser, reported, whole
+from shmtrain.commands.common import add_state, command_parser, names, reported, whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -19,7 +19,7 @@ ENDINGS = {".h5": "hdf5", ".hdf5": "hdf5", ".npz": "npz"}
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    p = arguments()
+    p = parser()
     args = p.parse_args(argv)
     args.kind = args.kind or ENDINGS.get(os.path.splitext(args.out[0])[1].lower(), "lmdb")
     if len(args.out) != len(args.blobs) and (args.kind == "lmdb" or len(args.out) != 1):
@@ -30,8 +30,9 @@ def main(argv: Sequence[str]) -> int:
     return reported("extract-features", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "extract-features",
         "Run a net over its data in the TEST phase and write blobs, row by row: to an LMDB of float Datums "
         "with keys 0000000000, 0000000001, ... as the original's tool does, or to HDF5 or .npz files with "
@@ -59,9 +60,10 @@ def _run(args: argparse.Namespace) -> None:
 
     from prototxt.features import open_writers
     from prototxt.net import Net
+    from prototxt.weights import load_weights
 
     with Net(args.net, "TEST", stages=args.stage, level=args.level) as net:
-        load(net, args.weights)
+        load_weights(net, args.weights, strict=True)
         _check(net, args.blobs)
         with ExitStack() as stack:
             writers = open_writers(stack, args.kind, args.blobs, args.out, args.overwrite)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from shmtrain.commands.common import add_inputs, add_state, parser, reported
+from shmtrain.commands.common import add_inputs, add_state, command_parser, reported
 
 if TYPE_CHECKING:
     from prototxt.figures import Figures, LayerFigures
@@ -18,12 +18,13 @@ HEAD = ("layer", "type", "tops", "parameters", "multiply-adds")
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = arguments().parse_args(argv)
+    args = parser().parse_args(argv)
     return reported("summary", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "summary",
         "List a net's layers with the shapes of their tops, their parameters and the multiply-adds of one "
         "forward pass (products with weights: convolutions, inner products, recurrent layers).",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmtrain.commands.common import add_state, double_dashed, load, parser, reported, whole
+from shmtrain.commands.common import add_state, command_parser, double_dashed, reported, whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = arguments().parse_args(double_dashed(argv))
+    args = parser().parse_args(double_dashed(argv))
     return reported("test", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "test",
         "Run a net with its weights in the TEST phase; log each batch's outputs and their means.",
         "shmtrain test --model examples/mnist/lenet_train_test.prototxt"
@@ -44,6 +45,7 @@ def _run(args: argparse.Namespace) -> None:
     import torch
 
     from prototxt.net import Net
+    from prototxt.weights import load_weights
     from shmtrain.log import Log
 
     if args.threads:
@@ -55,7 +57,8 @@ def _run(args: argparse.Namespace) -> None:
             for name in net.outputs:
                 log.info(f"This network produces output {name}")
             log.info("Network initialization done.")
-            load(net, *args.weights.split(","))
+            for file in args.weights.split(","):
+                load_weights(net, file, strict=True)
             log.info(f"Running for {args.iterations} iterations.")
             score(net, args.iterations, log)
 

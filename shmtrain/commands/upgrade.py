@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from shmtrain.commands.common import parser, reported
+from shmtrain.commands.common import command_parser, reported
 
 KINDS = {
     "net": "a net's text (the original's upgrade_net_proto_text)",
@@ -18,12 +18,13 @@ KINDS = {
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    args = arguments().parse_args(argv)
+    args = parser().parse_args(argv)
     return reported("upgrade", lambda: _run(args))
 
 
-def arguments() -> argparse.ArgumentParser:
-    p = parser(
+def parser() -> argparse.ArgumentParser:
+    """The command's options."""
+    p = command_parser(
         "upgrade",
         "Write a net, a weight file or a solver of an earlier format in today's format.",
         "shmtrain upgrade net old.prototxt new.prototxt",

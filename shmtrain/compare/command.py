@@ -47,7 +47,7 @@ example:
 
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
-    p = _parser()
+    p = parser()
     own, common = _split(argv)
     args = p.parse_args(own)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
     return FAILED
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
     p = argparse.ArgumentParser(
         prog="shmtrain compare",
         usage="shmtrain compare SOLVER.prototxt --algorithms A,B --out FOLDER [options] [-- OPTIONS]",
