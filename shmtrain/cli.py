@@ -21,7 +21,8 @@ TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
 OK, FAILED, USAGE = 0, 1, 2
 
-COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit code, what it does)
+# name: (module, what it does); its main(arguments) runs it and returns the exit code, parser() is its parser
+COMMANDS = {
     "test": ("shmtrain.commands.test", "a net with its weights over batches of its data: outputs, means"),
     "time": ("shmtrain.timing", "forward and backward milliseconds of each layer"),
     "classify": ("shmtrain.commands.classify", "the most probable classes of images"),
@@ -34,6 +35,7 @@ COMMANDS = {  # name: (module whose main(arguments) runs it and returns the exit
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
     "simulate": ("shmtrain.simulate.cli", "machines that are not at hand: speed, staleness"),
     "bench": ("shmtrain.bench.cli", "the box against MPI and gloo on the same vectors"),
+    "completion": ("shmtrain.commands.completion", "a script for bash, zsh or fish that completes all this"),
 }
 
 EXAMPLES = """\

@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from prototxt.errors import PrototxtError
-from prototxt.net import Net
 from shmtrain.log import number
+
+if TYPE_CHECKING:
+    from prototxt.net import Net
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,10 @@ def main(argv: Sequence[str]) -> int:
     args = parser().parse_args(argv)
     if args.iterations < 1:
         parser().error(f"--iterations {args.iterations}: must be at least 1")
+    import torch  # not before the options are known to be right: it takes seconds
+
+    from prototxt.net import Net
+
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     stages = tuple(stage for stage in args.stage.split(",") if stage)
@@ -93,6 +98,8 @@ def _seconds(run: Callable[[int, int], object], index: int) -> float:
 
 def _steps(net: Net, iterations: int) -> float:
     """Seconds of ``iterations`` forward and backward passes as one graph, after one that warms up."""
+    import torch
+
     start = 0.0
     for i in range(iterations + 1):
         if i == 1:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import smb
+from smb.completion import add_shells
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
@@ -117,6 +118,10 @@ def parser() -> argparse.ArgumentParser:
     restore.add_argument("dir", help="on the daemon's host: its newest whole snapshot is taken")
     token = commands.add_parser("token", help="make a token: a new file of mode 0600 for `smb serve --token`")
     token.add_argument("file")
+    add_shells(
+        commands.add_parser("completion", help="print a script by which bash, zsh or fish complete all this"),
+        "smb",
+    )
     return top
 
 

@@ -248,8 +248,16 @@ def doctor(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def completion(options: argparse.Namespace) -> int:
+    from smb.completion import script
+
+    print(script(options.shell, "smb", parser()), end="")
+    return 0
+
+
 COMMANDS = {
     "bench": bench,
+    "completion": completion,
     "top": top,
     "doctor": doctor,
     "serve": serve,
