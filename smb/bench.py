@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import IO, Any
 
 import smb
-from smb.errors import SmbError
-from smb.memory import show
+from smb.errors import OutOfMemory, SmbError
+from smb.memory import RESERVE, available, cgroup_left, show
 
 OPERATIONS = ("read", "write", "accumulate", "exchange")
 LIMIT = 60.0  # seconds beyond the measuring that a group of workers may take
@@ -181,7 +181,10 @@ def measure(plan: Plan) -> Iterator[Row]:
                     line = _line(child.stdout, plan.seconds + LIMIT)
                     if not line:
                         raise SmbError(f"a process of the benchmark ended with code {child.wait()}")
-                    parts.append(json.loads(line))
+                    part = json.loads(line)
+                    if "error" in part:
+                        raise SmbError(part["error"])
+                    parts.append(part)
                 yield _combined(plan, operation, size, parts)
 
 
@@ -201,6 +204,18 @@ def _daemon(transports: Sequence[str]) -> Iterator[list[str]]:
         if not all(found):
             raise SmbError(f"the daemon of the benchmark did not start (it listens at {addresses})")
         yield found
+
+
+def check_sizes(options: argparse.Namespace) -> None:
+    """Raise OutOfMemory where the largest size cannot fit: the segment, and an array in every process."""
+    size, processes = max(options.sizes), max(options.processes)
+    arrays = processes + (0 if options.address else 1)
+    rooms = [room for room in (available(), cgroup_left()) if room is not None]
+    if rooms and size * arrays > min(rooms) - RESERVE:
+        what = "its processes" if options.address else "its processes and the segment"
+        raise OutOfMemory(
+            f"--sizes {show(size)}: {what} take {show(size * arrays)} in all, but {show(min(rooms))} are free"
+        )
 
 
 def rows(options: argparse.Namespace, addresses: Sequence[str]) -> Iterator[Row]:
@@ -265,6 +280,7 @@ def plot(found: Sequence[Row], path: str) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure, print the table, write what was asked for."""
+    check_sizes(options)
     if options.plot:
         _pyplot()  # before the measuring: it may be missing
     found: list[Row] = []
@@ -287,8 +303,8 @@ def _worker(text: str) -> int:
     try:
         for line in work(Plan(**values)):
             print(json.dumps(line), flush=True)
-    except SmbError as error:
-        print(f"smb bench: {error}", file=sys.stderr)
+    except (SmbError, MemoryError) as error:
+        print(json.dumps({"error": str(error)}), flush=True)  # for the one message that is shown
         return 1
     return 0
 

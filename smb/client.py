@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 SLICE = 1.0  # seconds that one native wait takes before it looks around
 
 
+def _no_threads(threads: int) -> RangeError:
+    return RangeError(f"threads is {threads}: an operation needs at least 1")
+
+
 class Segment(Vectors):
     """Named memory of ``count`` elements of ``dtype`` that every client of the box may attach to.
 
@@ -93,6 +97,8 @@ class Segment(Vectors):
                 raise RangeError(f"segment {self.key!r}: offset {offset} is not in 0..{self.count}")
             out = np.empty(self.count - offset, self.dtype)
         try:
+            if threads < 1:
+                raise _no_threads(threads)
             self._read(out, offset, threads)
         except SmbError as error:
             raise self._named(error) from error
@@ -101,6 +107,8 @@ class Segment(Vectors):
     def write(self, array: Array, offset: int = 0, threads: int = 1) -> int:
         """Copy ``array`` into the segment from ``offset`` on; returns the version after it."""
         try:
+            if threads < 1:
+                raise _no_threads(threads)
             version = self._write(array, offset, threads)
         except SmbError as error:
             raise self._named(error) from error
@@ -131,6 +139,8 @@ class Segment(Vectors):
         if isinstance(source, Segment):
             source = source._attachment
         try:
+            if threads < 1:
+                raise _no_threads(threads)
             version = self._accumulate(source, scale, offset, threads, **self._by(wire))
         except SmbError as error:
             raise self._named(error) from error
@@ -152,6 +162,8 @@ class Segment(Vectors):
         Source: Zhang, Choromanska, LeCun 2015, Algorithm 1.
         """
         try:
+            if threads < 1:
+                raise _no_threads(threads)
             if wire == "float32":
                 version = self._exchange(local, alpha, offset, threads)
             else:

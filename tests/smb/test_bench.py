@@ -53,7 +53,8 @@ def test_a_daemon_that_runs_is_measured_and_left_clean(process: ServeProcess) ->
         (["--operations", "fly"], 2, "'fly' is none of read, write, accumulate, exchange"),
         (["--transports", "rdma"], 2, "'rdma' is none of shm, tcp; for others give --address"),
         (["--processes", "0"], 2, "'0' is no whole number above 0"),
-        (["--address", "unix:/nowhere/s"], 1, "a process of the benchmark ended with code 1"),
+        (["--address", "unix:/nowhere/s"], 1, "/nowhere/s"),
+        (["--sizes", "4K,1T"], 1, "--sizes 1.0 TiB: its processes and the segment take 3.0 TiB in all, but"),
     ],
 )
 def test_a_mistake_is_told(words: list[str], code: int, message: str) -> None:
@@ -61,6 +62,7 @@ def test_a_mistake_is_told(words: list[str], code: int, message: str) -> None:
     assert done.returncode == code
     assert message in done.stderr
     assert done.stderr.count("Traceback") == 0
+    assert code == 2 or len(done.stderr.splitlines()) == 1
 
 
 def test_without_matplotlib_a_plot_is_refused_before_the_measuring(

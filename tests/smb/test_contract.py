@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -102,6 +103,23 @@ def test_what_is_no_array_and_no_segment_is_refused(box: Box) -> None:
             with pytest.raises(smb.TypeMismatch, match=r"'c'.*must be a segment, got"):
                 combine(other)
     assert segment.version == 0
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_an_operation_by_no_threads_is_refused(box: Box, threads: int) -> None:
+    local = np.ones(4, np.float32)
+    with box.create("a", 4) as segment:
+        calls: list[Callable[[], object]] = [
+            lambda: segment.read(local, threads=threads),
+            lambda: segment.write(local, threads=threads),
+            lambda: segment.accumulate(local, threads=threads),
+            lambda: segment.exchange(local, 0.5, threads=threads),
+        ]
+        for call in calls:
+            with pytest.raises(smb.RangeError, match=f"segment 'a': threads is {threads}: .* at least 1"):
+                call()
+        np.testing.assert_array_equal(segment.read(), np.zeros(4))
+        assert segment.version == 0
 
 
 def test_an_exchange_may_cover_a_range(box: Box) -> None:
