@@ -24,6 +24,7 @@ from shmtrain.compare.plan import (
     Plan,
     recall,
     refuse_own,
+    remembered,
     replace_text,
     solver_text,
     ways,
@@ -121,6 +122,8 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _compare(args: argparse.Namespace, common: list[str]) -> int:
     refuse_own(common, "the options of every run")
+    if not args.limit > 0:
+        raise ConfigError(f"--limit {args.limit:g}: must be above 0")
     plan = Plan(
         folder=args.out,
         solver=args.solver,
@@ -176,7 +179,7 @@ def write_report(folder: Path, percent: float | None) -> int:
     path = folder / MEMORY
     if not path.exists():
         raise ConfigError(f"{folder} holds no comparison: {path} does not exist")
-    memory = json.loads(path.read_text())
+    memory = remembered(path)
     results, broken = read_all(folder / RUNS)
     groups = grouped(results, list(memory["ways"]))
     if not groups:

@@ -27,6 +27,7 @@ RUNS = "runs"
 PREFIX = "run"  # of the files in a run's folder
 OWN = ("--workers", "--algorithm", "--seed", "--max-iter", "--log-dir", "--snapshot", "--resume", "--job")
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+MOST = (1 << 31) - 1  # of the solver's numbers
 DISPLAYS = 20  # lines of the training loss that a run gives at least
 
 
@@ -116,7 +117,10 @@ def ways(algorithms: Sequence[str], variants: Sequence[str]) -> tuple[Way, ...]:
     found = [Way(choice("--algorithms", name, METHODS), name) for name in algorithms]
     for text in variants:
         name, equals, rest = text.partition("=")
-        words = shlex.split(rest)
+        try:
+            words = shlex.split(rest)
+        except ValueError as error:
+            raise ConfigError(f"--variant {text!r}: {error}") from error
         if not equals or not words or not NAME.fullmatch(name) or name == ALONE:
             raise ConfigError(
                 f"--variant {text!r}: must be NAME=ALGORITHM OPTIONS, the name of letters and digits"
@@ -145,12 +149,13 @@ def solver_text(path: str, folder: Path, max_iter: int | None, test_interval: in
     if not os.path.exists(path):
         raise ConfigError(f"solver file {os.path.abspath(path)} does not exist")
     message = parse_solver(path)
-    if max_iter is not None:
-        message.max_iter = max_iter
+    for name, value in (("max_iter", max_iter), ("test_interval", test_interval)):
+        if value is not None and not 0 <= value <= MOST:
+            raise ConfigError(f"{name} {value} must be from 0 to {MOST}")
+        if value is not None:
+            setattr(message, name, value)
     if message.max_iter < 1:
         raise ConfigError(f"{path}: max_iter {message.max_iter} must be at least 1")
-    if test_interval is not None:
-        message.test_interval = test_interval
     if message.test_interval:
         message.test_interval = ending(message.max_iter, message.test_interval)
     most = max(message.max_iter // DISPLAYS, 1)
@@ -180,7 +185,7 @@ def recall(plan: Plan, solver: str) -> dict[str, Any]:
         "ways": {},
     }
     if path.exists():
-        before = json.loads(path.read_text())
+        before = remembered(path)
         before["solver"] = _anywhere(before["solver"])
         changed = [name for name in ("solver", "nets", "options") if before[name] != memory[name]]
         if changed:
@@ -197,6 +202,17 @@ def recall(plan: Plan, solver: str) -> dict[str, Any]:
                 f" {shlex.join(told)}; choose another name"
             )
     return memory
+
+
+def remembered(path: Path) -> dict[str, Any]:
+    """What is in MEMORY. Raises ConfigError where that is no comparison's."""
+    try:
+        memory = json.loads(path.read_text())
+        if {"solver", "nets", "options", "ways"} <= memory.keys():
+            return dict(memory)
+    except (ValueError, AttributeError):
+        pass
+    raise ConfigError(f"{path} is damaged, or not a comparison's; choose another --out")
 
 
 def _anywhere(solver: str) -> str:

@@ -153,11 +153,8 @@ def _times(groups: Sequence[Group]) -> str:
         "not computing",
     ]
     words = "; ".join(f"{PAPER.get(name, name)}: {PARTS[name]}" for name in used)
-    return (
-        table(head, rows)
-        + f"\n\n{words}. In brackets: done by a second thread beside the computing. The last column is"
-        " (T_iter − T_comp) / T_iter."
-    )
+    words = f"{words}. In brackets: done by a second thread beside the computing. " if words else ""
+    return table(head, rows) + f"\n\n{words}The last column is (T_iter − T_comp) / T_iter."
 
 
 def _part(group: Group, name: str) -> str:

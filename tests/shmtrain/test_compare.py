@@ -244,6 +244,7 @@ def test_who_stands_still_while_the_leader_tests(solver: str) -> None:
         ([], ["tau 2"], "must be NAME=ALGORITHM"),
         ([], ["../x=seasgd"], "must be NAME=ALGORITHM"),
         ([], ["x=seasgd --workers 3"], "--workers is chosen by compare itself"),
+        ([], ['x=seasgd "'], "x=seasgd \"': No closing quotation"),
         ([], ["x=seasgd --seed=3"], "--seed=3 is chosen by compare itself"),
     ],
 )
@@ -261,6 +262,36 @@ def test_a_wrong_option_of_a_way_is_told_before_the_first_run(
     assert "x, 2 workers, seed 1: --n-push is an option of downpour" in capsys.readouterr().err
     assert not Path("o/runs").exists()
     assert not Path("o/comparison.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--max-iter", "3000000000"], "max_iter 3000000000 must be from 0 to"),
+        (["--test-interval", "-1"], "test_interval -1 must be from 0 to"),
+        (["--limit", "nan"], "--limit nan: must be above 0"),
+        (["--limit", "0"], "--limit 0: must be above 0"),
+    ],
+)
+def test_numbers_that_cannot_be_are_refused_before_the_first_run(
+    solver: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        command.main([solver, "--workers", "1", "--out", "o", *options])
+    assert end.value.code == 2
+    assert words in capsys.readouterr().err
+    assert not Path("o/runs").exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '"x"'])
+def test_what_is_no_comparison_is_told(
+    solver: str, tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "comparison.json").write_text(content)
+    for words in (["--report-only"], [solver, "--workers", "1"]):
+        with pytest.raises(SystemExit):
+            command.main([*words, "--out", str(tmp_path)])
+        assert "is damaged, or not a comparison's" in capsys.readouterr().err
 
 
 def test_a_folder_refuses_the_results_of_another_comparison(solver: str, tmp_path: Path) -> None:
