@@ -249,7 +249,18 @@ class SolverChecks:
             box_grace=o.box_grace,
             by_machine=o.by_machine and o.algorithm == "hybrid" and o.method.group_size is None,
             share_data=o.share_data,
+            cursor=self.cursor(),
         )
+
+    def cursor(self) -> bool:
+        o = self.options
+        claimed = METHODS[o.algorithm].claims_freely and o.termination == "counter"
+        self.need(
+            o.data == "split" or claimed,
+            f"--data {o.data} needs workers that claim their iterations one by one: --termination counter and"
+            " an algorithm that is not in lock-step",
+        )
+        return o.data == "cursor"
 
     def lr_rule(self) -> LrRule:
         rule = self.options.lr_rule or METHODS[self.options.algorithm].rule

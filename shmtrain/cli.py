@@ -17,6 +17,7 @@ from shmtrain.method import METHODS, SERVERS, WAYS, WIRES
 if TYPE_CHECKING:
     from shmtrain.options import MethodOptions, Options
 
+DATA = ("split", "cursor")
 TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
 OK, FAILED, USAGE = 0, 1, 2
@@ -117,6 +118,7 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
     g.add_argument("--lr-rule", metavar="RULE", help="for N workers: none, linear, power:P (the algorithm's)")
     g.add_argument("--warmup", type=int, default=50, metavar="STEPS", help="until that rate is reached (50)")
     g.add_argument("--threads", type=int, metavar="T", help="torch threads of each worker (cores/N)")
+    g.add_argument("--data", choices=DATA, default="split", help="each its share, or what it claims (split)")
     g.add_argument("--share-data", action="store_true", help="one reader feeds all workers of a machine")
     g.add_argument("--stuck", type=float, default=60.0, metavar="S", help="name a worker idle for S s (60)")
 
@@ -222,6 +224,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         join=args.join,
         box_grace=args.box_grace,
         share_data=args.share_data,
+        data=args.data,
         weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,
         resume=args.resume,

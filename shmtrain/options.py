@@ -70,6 +70,7 @@ class Options:
     box_grace: float = 60.0
     by_machine: bool = False
     share_data: bool = False
+    data: str = "split"
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False

@@ -113,6 +113,7 @@ class Sharing:
     by_machine  the groups are those of each machine, and not known yet; ``grouped`` tells them
     join        the job runs already: one more worker joins it
     share_data  the workers of a machine read their data through one process
+    cursor      the workers read what they claim, not each its own share
     """
 
     workers: int
@@ -129,6 +130,7 @@ class Sharing:
     by_machine: bool = False
     join: bool = False
     share_data: bool = False
+    cursor: bool = False
 
     def grouped(self, groups: int) -> Sharing:
         """The same now that the number of groups is known."""

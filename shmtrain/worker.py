@@ -19,12 +19,13 @@ from shmtrain.algorithm_state import AlgorithmState
 from shmtrain.config import TrainConfig
 from shmtrain.counting import LocalCounting
 from shmtrain.crowd import Crowd
+from shmtrain.cursor import Cursor
 from shmtrain.environment import Launched, notation, numbers, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Alpha, Exchange, Lockstep, Meeting, Vectors
 from shmtrain.exchange.following import Following
 from shmtrain.exchange.none import NoExchange
-from shmtrain.exchange.termination import Place, RankCounting, open_counting
+from shmtrain.exchange.termination import Place, RankCounting, SharedCounting, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State
 from shmtrain.handover import WAITED_OUT, Console, Handover, counter_key, worker_threads
@@ -138,6 +139,7 @@ class _Worker:
         self._reports, self._told = reports, told
         self._name = f"Worker {handover.rank} (pid {os.getpid()})"
         self._rescue = Rescue(handover, self._name, told)
+        self._cursor = Cursor(self._config.rule.iter_size) if self._config.sharing.cursor else None
         self._groups: list[tuple[int, ...]] = []  # of hybrid, by machine; empty: neighbours by rank
 
     def run(self) -> int:
@@ -200,15 +202,16 @@ class _Worker:
             self._told.info(f"{self._name} has left the job after {done} iterations of its own")
         member.enter(State.LEFT if member.leaving else State.CLOSED)
 
-    def _reading(self, box: smb.Box, stack: ExitStack) -> dict[str, Any] | None:
-        """For the data layers: memory in the box where one reader feeds all workers of a machine."""
-        if not self._config.sharing.share_data:
-            return None
-        shared = SharedData(box, self._handover.job, self._handover.rank)
-        stack.callback(shared.close)
-        return shared.options()
+    def _reading(self, box: smb.Box, stack: ExitStack) -> dict[str, Any]:
+        """For the data layers: which batches; memory in the box where one reader feeds all of a machine."""
+        options = self._cursor.options() if self._cursor else {}
+        if self._config.sharing.share_data:
+            shared = SharedData(box, self._handover.job, self._handover.rank)
+            stack.callback(shared.close)
+            options |= shared.options()
+        return options
 
-    def _learner(self, member: Member, reading: dict[str, Any] | None) -> Learner:
+    def _learner(self, member: Member, reading: dict[str, Any]) -> Learner:
         """Net and solver; who joins goes on from the iteration that the job began at."""
         progress, rank = member.progress, self._handover.rank
         learner = Learner.open(self._config, member, self._reports.log, reading)
@@ -246,7 +249,10 @@ class _Worker:
         if isinstance(exchange, Lockstep):
             return Following(place, exchange)
         rule = self._config.sharing.termination
-        return open_counting(rule, place, lambda: self._tickets(crowd.box), handover.tickets)
+        counting = open_counting(rule, place, lambda: self._tickets(crowd.box), handover.tickets)
+        if self._cursor and isinstance(counting, SharedCounting):
+            self._cursor.follow(counting)
+        return counting
 
     def _let_the_first_begin(self, member: Member, center: smb.Segment, learner: Learner) -> None:
         """A warm start: only the worker that leads trains at first; the others then take its center.

@@ -67,6 +67,7 @@ class ReaderConfig:
     train        random crops and the share of ``rank``; a test net reads every record
     rank, world  record i belongs to worker i mod world
     start        batches to leave out at the beginning, of this worker's own
+    claimed      the net says which batches are this worker's, one after the other; rank and start say nothing
     seed         of the random stream of crops and flips; shuffle_seed: equal on all workers
     slots        batches in memory at once, the one in the net's hands included; more when they are small,
                  fewer when they are huge
@@ -81,6 +82,7 @@ class ReaderConfig:
     rank: int = 0
     world: int = 1
     start: int = 0
+    claimed: bool = False
     seed: int = 0
     shuffle: bool = False
     shuffle_seed: int = 0
@@ -110,6 +112,8 @@ class ReaderConfig:
 
     @property
     def share(self) -> tuple[int, int]:
-        """(first record, step) of this worker: (rank, world), or every record for a test net."""
+        """(first record, step) of this worker: (rank, world); all for a test net, or where the net says."""
+        if self.claimed:
+            return 0, 1
         rank, world = (self.rank, self.world) if self.train else (0, 1)
         return rank + self.start * self.batch_size * world, world

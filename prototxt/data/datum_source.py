@@ -54,13 +54,18 @@ def refuse_batch(config: ReaderConfig, place: str, top: Sides) -> None:
 
 
 class DatumSource:
-    """This worker's records, in the order of their keys, for ever."""
+    """This worker's records, in the order of their keys, for ever.
+
+    Where the batches are claimed: from where it is sent on, passing over the others' without a copy.
+    """
 
     def __init__(self, config: ReaderConfig, store: Store, mean_image: bytes | None) -> None:
         self._config = config
         self._store = store
-        self._stream = self._values()
+        self._getters: Iterator[Callable[[], bytes]] = iter(())
+        self._stream = self._open()
         self._taken = 0  # records of finished batches
+        self._place = self._begun = 0  # where claimed: of the next record, and of the batch's first
         self._records: list[bytes] = []
         self._images: dict[int, Callable[[], U8]] = {}  # by index in the batch: what gives the pixels
         self._top: Sides = (0, 0, 0)
@@ -68,12 +73,23 @@ class DatumSource:
         self.notes: list[str] = []
         self._transform = make_transform(config, mean_image)
 
+    def seek(self, record: int) -> None:
+        beyond = record - self._place
+        if beyond < 0:  # only what was looked at for its shape lies behind
+            self._stream, beyond = self._open(), record
+        if self._store.entries is not None:
+            beyond %= self._store.entries
+        next(islice(self._getters, beyond, beyond), None)
+        self._place = record
+
     def advance(self) -> list[Shape]:
         """Fetch the next batch's records; the shapes of its tops, by its first record."""
         self._taken += len(self._records)
         if not self._taken:
             self._check_size()
+        self._begun = self._place
         self._records = list(islice(self._stream, self._config.batch_size))
+        self._place += len(self._records)
         self._images.clear()
         sides, encoded = self._begin()
         self._top = self._sides_of_top(sides)
@@ -103,12 +119,22 @@ class DatumSource:
         """Refuse an impossible batch before its records are fetched."""
         self._records = list(islice(self._stream, 1))
         refuse_batch(self._config, self._store.folder, self._sides_of_top(self._begin()[0]))
-        self._records, self._stream = [], self._values()
+        self._records, self._stream = [], self._open()
         self._images.clear()
 
     @property
     def _forces(self) -> bool:
         return self._config.transform.force_color or self._config.transform.force_gray
+
+    def _open(self) -> Iterator[bytes]:
+        if not self._config.claimed:
+            return self._values()
+        self._getters = self._passed_over()
+        return (get() for get in self._getters)
+
+    def _passed_over(self) -> Iterator[Callable[[], bytes]]:
+        while True:
+            yield from self._store.getters(0)
 
     def _values(self) -> Iterator[bytes]:
         first, step = self._config.share
@@ -178,7 +204,8 @@ class DatumSource:
     def _wrong(self, index: int, text: str) -> DataError:
         """Names a record of the present batch by number and key."""
         first, step = self._config.share
-        number = first + (self._taken + index) * step
+        taken = self._begun if self._config.claimed else self._taken
+        number = first + (taken + index) * step
         if self._store.entries is not None:
             number %= self._store.entries
         return DataError(f"{self._store.folder}: record {number} (key {self._store.key(number)!r}) {text}")

@@ -118,12 +118,17 @@ class Hdf5Source:
         self._rows = self._permutation(self._file.rows)
         self._row, self._step = config.share  # the next row in this file, which may lie beyond its end
         self._first = self._file.shapes
+        self._passed = 0  # rows of the sequence that lie behind
         self.notes: list[str] = []
 
     def _open(self) -> Hdf5File:
         name = self._names[self._order[self._at]]
         self._note.reading(os.path.abspath(name))
         return Hdf5File(name, self._config.tops)
+
+    def seek(self, record: int) -> None:
+        self._row += record - self._passed
+        self._passed = record
 
     def advance(self) -> list[Shape]:
         shapes = [(self._config.batch_size, *row) for row in self._first]
@@ -141,6 +146,7 @@ class Hdf5Source:
         for rows in self._runs(self._config.batch_size):
             self._file.read(rows, [array[done : done + len(rows)] for array in arrays])
             done += len(rows)
+        self._passed += done
 
     def _runs(self, want: int) -> Iterator[Rows]:
         """Row numbers of the present file, file after file, until ``want`` rows are given."""

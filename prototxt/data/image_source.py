@@ -48,7 +48,8 @@ class ImageSource:
         self._decoder = Decoder(config.threads)
         self._transform = make_transform(config, mean_image)
         self._next, self._step = config.share
-        self._next += self._skipped()
+        self._skip = self._skipped()
+        self._next += self._skip
         self._order: tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = -1, np.arange(0)
         self._batch: list[tuple[str, int]] = []
         self._images: dict[int, Callable[[], U8]] = {}
@@ -63,6 +64,9 @@ class ImageSource:
         if skip >= len(self._lines):
             raise DataError(f"{self._list}: rand_skip leaves out {skip} of {len(self._lines)} lines")
         return skip
+
+    def seek(self, record: int) -> None:
+        self._next = record + self._skip
 
     def advance(self) -> list[Shape]:
         """Take the next lines; the shapes of the tops, by the first image."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 
@@ -294,6 +294,11 @@ class LevelDbStore:
         for number, (_, value) in enumerate(self.items()):
             if number >= first and not (number - first) % step:
                 yield value
+
+    def getters(self, first: int) -> Iterator[Callable[[], bytes]]:
+        """Once through from record ``first`` on: what gives each value."""
+        for value in self.values(first, 1):
+            yield lambda value=value: value  # type: ignore[misc]
 
     def key(self, number: int) -> bytes:
         """The key of a record; b"" when there are not so many."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 
 import lmdb
@@ -54,6 +54,12 @@ class LmdbStore:
                 return
             for _ in islice(cursor.iternext(values=False), first, None, step):
                 yield cursor.value()
+
+    def getters(self, first: int) -> Iterator[Callable[[], bytes]]:
+        with self._env.begin() as txn:
+            cursor = txn.cursor()
+            for _ in islice(cursor.iternext(values=False), first, None):
+                yield cursor.value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         with self._env.begin() as txn:

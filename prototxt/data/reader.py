@@ -6,7 +6,8 @@ fork of the parent may keep the socket open).
 
 A net and its reader speak in datagrams: the net sends what is to be read (beside it the descriptors of the
 note and of the mean image); the reader answers with the shapes; the net hands over memory for the ring; then
-slots go to and fro. reader_server.py speaks the same with several nets at once.
+slots go to and fro, and with claims.py the numbers of the batches to read. reader_server.py speaks the
+same with several nets at once.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from collections import deque
 from contextlib import suppress
 from typing import Protocol
 
+from prototxt.data.claims import CLAIM, unpack_claims
 from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.note import Note
 from prototxt.data.ring import ALLOT, FAILED, HELLO, Ring, allot, batch_bytes
@@ -36,10 +38,15 @@ class Gone(Exception):
 
 
 class Source(Protocol):
-    """Batches without end. advance() first, then write() into float views of the shapes it gave."""
+    """Batches without end. advance() first, then write() into float views of the shapes it gave.
+
+    seek(record) before advance(): let the batch begin with this record of the endless sequence, which lies
+    behind all that were written.
+    """
 
     notes: list[str]
 
+    def seek(self, record: int) -> None: ...
     def advance(self) -> list[Shape]: ...
     def write(self, tops: list[memoryview[float]]) -> None: ...
 
@@ -72,6 +79,7 @@ class Outbox:
         self._poll.register(sock, select.POLLIN)
         self._poll.register(parent_fd, select.POLLIN)
         self.free: deque[int] = deque()
+        self._claims: deque[int] = deque()
 
     def send(self, message: bytes) -> None:
         self._sock.send(message)
@@ -89,13 +97,33 @@ class Outbox:
     def wait_free(self) -> None:
         """Sleep until a slot is free. Raises Gone."""
         while not self.free:
-            self.free.extend(self.receive()[0])
+            self._sort()
+
+    def wait_claim(self) -> int:
+        """Sleep until it is known which batch is the net's next. Raises Gone."""
+        while not self._claims:
+            self._sort()
+        return self._claims.popleft()
+
+    def _sort(self) -> None:
+        message, _ = self.receive()
+        if message[:1] == CLAIM:
+            self._claims.extend(unpack_claims(message))
+        else:
+            self.free.extend(message)
 
 
 def slots_for(batch: int, wanted: int) -> int:
     """How many slots for batches of so many bytes."""
     small = min(SMALL_RING_SLOTS, SMALL_RING_BYTES // batch)
     return max(2, small, min(wanted, RING_BYTES // batch))
+
+
+def fetch(config: ReaderConfig, source: Source, outbox: Outbox) -> list[Shape]:
+    """The next batch of this worker, whichever that is; its shapes. Raises Gone."""
+    if config.claimed:
+        source.seek(outbox.wait_claim() * config.batch_size)
+    return source.advance()
 
 
 def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
@@ -116,13 +144,15 @@ def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
     ring = Ring(fds[0], slots)
     outbox.free.extend(range(slots))
     try:
+        if config.claimed:  # what was fetched for its shapes is nobody's
+            shapes = fetch(config, source, outbox)
         while True:
             outbox.wait_free()
             slot = outbox.free.popleft()
             announcement, tops = ring.slot(slot, shapes)
             source.write(tops)
             outbox.send(announcement)
-            shapes = source.advance()
+            shapes = fetch(config, source, outbox)
     finally:
         os.close(fds[0])
 

@@ -18,6 +18,7 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from prototxt.data.claims import Claiming, Claims, pack_claims
 from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.note import read_note
 from prototxt.data.process import ReaderProcess, join_shared, memory, start_own, stop
@@ -40,6 +41,7 @@ class Reader:
 
     timeout  seconds that a batch may take (a stalled file system must not hang a training for ever)
     share    read through the process that the machine's workers share; the batches are the same
+    claims   says which batches are this worker's, for a config that is ``claimed``
     pid      of the reader process;  waited: seconds in take() so far
     shapes   of the first batch's tops;  batches: taken so far
     """
@@ -52,6 +54,7 @@ class Reader:
         mean_image: bytes | None = None,
         timeout: float = 300.0,
         share: Share | None = None,
+        claims: Claims | None = None,
     ) -> None:
         self._place = place
         self._source = os.path.abspath(config.source)
@@ -61,6 +64,7 @@ class Reader:
         self._views: dict[bytes, tuple[int, tuple[Tensor, ...]]] = {}
         self._held = -1  # the slot in the caller's hands
         self._done = bytearray()  # slots to give back, half a ring at once: that wakes the reader less often
+        self._claiming = Claiming(claims) if claims else None
         self.batches = config.start
         self.waited = 0.0
         self._note = memory("prototxt-note")
@@ -123,6 +127,8 @@ class Reader:
             self._held = -1
             if len(self._done) >= self._give_back:
                 self._send_back()
+        if self._claiming is not None:
+            self._tell(self._claiming.take())
         try:
             message = self._sock.recv(_MAX_MESSAGE)
         except BlockingIOError:
@@ -146,6 +152,11 @@ class Reader:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _tell(self, numbers: tuple[int, ...]) -> None:
+        if numbers:
+            with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv
+                self._sock.send(pack_claims(numbers))
 
     def _send_back(self) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol
 
 from prototxt.errors import DataError
@@ -25,6 +25,9 @@ class Store(Protocol):
     def entries(self) -> int | None: ...
     def values(self, first: int, step: int) -> Iterator[bytes]:
         """Once through: record ``first`` and every ``step``-th from there; DataError for a broken one."""
+
+    def getters(self, first: int) -> Iterator[Callable[[], bytes]]:
+        """Once through from record ``first`` on: what gives each value, until the next is asked for."""
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
         """Every key and value."""

@@ -203,6 +203,9 @@ class WindowSource:
         except (OSError, ValueError) as error:
             raise DataError(f"cannot read the image {os.path.abspath(path)}: {error}") from error
 
+    def seek(self, record: int) -> None:
+        """Chance draws the windows: there is no sequence of them."""
+
     def advance(self) -> list[Shape]:
         batch, crop = self._config.batch_size, self._config.transform.crop
         return [(batch, CHANNELS, crop, crop), (batch,)]

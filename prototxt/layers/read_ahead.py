@@ -23,7 +23,8 @@ MOST_THREADS = 4  # that decode images, by default
 class ReadAhead(nn.Module):
     """A batch a forward(), from a reader's memory: valid until the next forward().
 
-    batches  taken so far by this worker; Net(options={"data_start": {layer: batches}}) goes on from there
+    batches  taken so far by this worker; Net(options={"data_start": {layer: batches}}) goes on from there,
+             where the batches are not claimed (data/claims.py)
     """
 
     def __init__(self, open_at: Callable[[int], Reader], start: int, device: torch.device) -> None:
@@ -64,10 +65,12 @@ def read_ahead(spec: LayerSpec, config: ReaderConfig, mean_image: bytes | None =
     place = str(spec.error("")).removesuffix(": ")
     timeout = float(context.options.get("reader_timeout", READ_SECONDS))
     share = context.options.get("share") if config.train else None
+    claims = context.options.get("claims") if config.train else None
 
     def open_at(start: int) -> Reader:
-        at = replace(config, start=start, seed=_seed(spec, f"{context.rank}/{start}"))
-        return Reader(at, place=place, mean_image=mean_image, timeout=timeout, share=share)
+        seed = _seed(spec, f"{context.rank}/{start}")
+        at = replace(config, start=0 if claims else start, claimed=claims is not None, seed=seed)
+        return Reader(at, place=place, mean_image=mean_image, timeout=timeout, share=share, claims=claims)
 
     module = ReadAhead(open_at, int(context.options.get("data_start", {}).get(spec.name, 0)), context.device)
     return Built(module, list(module.reader.shapes), source=True)

@@ -137,7 +137,7 @@ class RankCounting(ABC):
 class SharedCounting(RankCounting):
     """Iterations start .. max_iter-1, each given to one worker once.
 
-    What a worker had claimed when it died is lost with it (less than a quota) and counts as done.
+    What a worker had claimed when it died is lost with it (at most two quotas) and counts as done.
     """
 
     def __init__(self, place: Place, tickets: Tickets, begun: int) -> None:
@@ -145,14 +145,25 @@ class SharedCounting(RankCounting):
         super().__init__(place)
         self._tickets, self._begun = tickets, begun
         self._quota = quota(place.max_iter - place.start, self._workers)
-        self._next = self._end = 0
+        self._mine: dict[int, int] = {}  # iterations by turn, from the one under way on
+        self._turn = self._known = 0
 
     def claim(self) -> int | None:
         self._train()
-        if self._next == self._end and not self._take():
-            return None
-        self._next += 1
-        return self._next - 1
+        iteration = self.upcoming(self._turn)
+        if iteration is not None:
+            self._mine.pop(self._turn - 1, None)
+            self._turn += 1
+        return iteration
+
+    def upcoming(self, turn: int) -> int | None:
+        """What this worker computes as its ``turn``-th iteration, from 0; claimed now where it was not.
+
+        None: nothing is left for it. The turn may lie ahead of the present one, but not behind it.
+        """
+        while turn >= self._known and self._take():
+            pass
+        return self._mine.get(turn)
 
     def _take(self) -> bool:
         if self._leaving:
@@ -161,7 +172,9 @@ class SharedCounting(RankCounting):
         end = min(first + self._quota, self._max_iter)
         if first >= end:
             return False
-        self._next, self._end = first, end
+        for iteration in range(first, end):
+            self._mine[self._known] = iteration
+            self._known += 1
         self._claim(end - first)
         return True
 
