@@ -21,6 +21,7 @@ from prototxt.schema import wire
 
 Array = npt.NDArray[np.float32]
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+MAX_AXES = 32  # of a blob, as in the original
 
 
 def read_net(path: str | os.PathLike[str]) -> Any:
@@ -74,6 +75,8 @@ def parse_message(raw: bytes, name: str, path: str = "<bytes>") -> Any:
         if all(_complete(blob) for blob in _blobs(message)):
             return message
         plain = getattr(schema, name).FromString(raw)
+    except WeightsError as error:
+        raise WeightsError(f"{path}: {error}") from error
     except DecodeError as error:
         hint = " (is it a text prototxt?)" if _looks_like_text(raw) else " (is it truncated?)"
         raise WeightsError(f"{path}: not a binary {name}{hint}") from error
@@ -111,10 +114,19 @@ def write_message(path: str | os.PathLike[str], message: Any) -> None:
 
 
 def blob_shape(blob: Any) -> tuple[int, ...]:
-    """The shape of a BlobProto; files older than ``shape`` give four sizes, axes of 1 included."""
+    """The shape of a BlobProto; files older than ``shape`` give four sizes, axes of 1 included.
+
+    Raises WeightsError for sizes below 0 and for more axes than a blob has: their product may take for ever.
+    """
     if blob.HasField("shape"):
-        return tuple(blob.shape.dim)
-    return (blob.num, blob.channels, blob.height, blob.width)
+        shape = tuple(blob.shape.dim[: MAX_AXES + 1])
+    else:
+        shape = (blob.num, blob.channels, blob.height, blob.width)
+    if len(shape) > MAX_AXES:
+        raise WeightsError(f"a blob has {len(blob.shape.dim)} axes; {MAX_AXES} are the most")
+    if any(size < 0 for size in shape):
+        raise WeightsError(f"a blob has the impossible shape {shape}")
+    return shape
 
 
 def is_legacy(blob: Any) -> bool:

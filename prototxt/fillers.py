@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from prototxt.registry import LayerSpec, Shape
+from prototxt.room import too_large
 
 Fill = Callable[[Tensor, Any, torch.Generator, LayerSpec], None]
 
@@ -36,6 +37,8 @@ def fill(tensor: Tensor, filler: Any, generator: torch.Generator, spec: LayerSpe
 
 def parameter(shape: Shape, filler: Any, spec: LayerSpec) -> nn.Parameter:
     """A new float32 parameter of ``shape``, filled by ``filler`` from the net's generator."""
+    if reason := too_large(shape, taken=True):
+        raise spec.error(reason)
     tensor = torch.empty(shape, dtype=torch.float32)
     fill(tensor, filler, spec.context.generator, spec)
     return nn.Parameter(tensor)

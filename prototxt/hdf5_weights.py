@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import getLogger
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ from torch import nn
 from prototxt.blob import ParamBlob
 from prototxt.caffemodel import Array, file_mode, wrong_number, wrong_shape
 from prototxt.errors import WeightsError
+from prototxt.room import unpacked_limit
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -64,6 +66,11 @@ def _member(group: Any, path: str, kind: type) -> Any:
 def _numbers(dataset: Any) -> Array:
     if dataset.dtype.kind not in "fiu" or dataset.external:
         raise WeightsError(f"{dataset.file.filename}: {dataset.name} is of type {dataset.dtype}, not numbers")
+    chunk = prod(dataset.chunks or ()) * dataset.dtype.itemsize
+    if chunk > unpacked_limit(os.path.getsize(dataset.file.filename)):
+        raise WeightsError(
+            f"{dataset.file.filename}: a chunk of {dataset.name} takes {chunk} bytes, too many for its size"
+        )
     return np.asarray(dataset[()], np.float32)
 
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from prototxt.errors import LayerError, PrototxtError
 from prototxt.forks import FORK_TYPES, origin
+from prototxt.room import too_large
 
 Shape = tuple[int, ...]
 Phase = Literal["TRAIN", "TEST"]
@@ -176,6 +177,9 @@ def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     try:
         built = builder(spec, bottoms)
         built.loss = spec.type in _LOSSES
+        for shape in built.tops:
+            if reason := too_large(shape):
+                raise spec.error(reason)
         return built
     except PrototxtError:
         raise

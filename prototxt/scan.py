@@ -19,6 +19,9 @@ _TOKEN = re.compile(
 )
 
 
+DEEPEST = 100  # enclosing fields that are named; no message holds so many, but a hostile text may
+
+
 class Field(NamedTuple):
     """A field's name in the text: its offset, and the names of the enclosing fields, outermost first."""
 
@@ -42,11 +45,13 @@ def scan_fields(text: str) -> Iterator[Field]:
             yield Field(match.start(), name, inside)
         elif kind == "open":
             stack.append((name, listed))
-            inside = (*inside, name)
+            if len(stack) <= DEEPEST:
+                inside = (*inside, name)
             value = listed = False
         elif kind == "close":
+            if len(stack) <= DEEPEST:
+                inside = inside[:-1]
             name, listed = stack.pop() if stack else ("", False)
-            inside = inside[:-1]
             value = listed
         elif kind == "mark":
             listed = match.group() == "["

@@ -18,6 +18,7 @@ import glob
 import os
 import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -249,7 +250,17 @@ def read_worker(path: str, params: Params, histories: int) -> WorkerState | None
                 raise SnapshotError(f"{path}: is the state of another net or solver type")
             vectors = tuple(file[f"history{i}"] for i in range(histories))
             return WorkerState(int(file["count"]), vectors)
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        EOFError,
+        MemoryError,
+        NotImplementedError,
+        RuntimeError,
+        zlib.error,
+        zipfile.BadZipFile,
+    ) as e:
         raise SnapshotError(f"{path}: not a worker's state: {e}") from e
 
 

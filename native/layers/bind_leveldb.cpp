@@ -21,7 +21,10 @@ py::list entries(const py::bytes& block) {
   leveldb::Block reader(bytes_of(view), view.size());
   leveldb::Entry entry;
   py::list all;
+  size_t spread = 0;  // of the keys: each may repeat the one before it for three bytes
+  const size_t most = (size_t{16} << 20) + 64 * view.size();
   while (reader.next(entry)) {
+    if ((spread += entry.key.size()) > most) throw py::value_error("repeats its keys beyond measure");
     const char* value = reinterpret_cast<const char*>(entry.value);
     all.append(py::make_tuple(py::bytes(entry.key), py::bytes(value, entry.size)));
   }

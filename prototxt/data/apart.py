@@ -37,9 +37,9 @@ def run_apart(module: str, name: str, what: str, **values: Any) -> Any:
 
 
 def main(module: str, name: str, values: str) -> None:
-    """The process's part: print the result; exit code 2 with the error's text instead."""
+    """The process's part: print the result; exit code 2 with the error's text instead, whatever it is."""
     try:
         print(json.dumps(getattr(import_module(module), name)(**json.loads(values))), end="")
-    except DataError as error:
-        print(error, end="")
+    except Exception as error:
+        print(error if isinstance(error, DataError) else f"{type(error).__name__}: {error}", end="")
         sys.exit(REFUSED)

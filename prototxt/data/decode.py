@@ -60,6 +60,10 @@ class Decoder:
         Raises Undecodable.
         """
         size = len(data)
+        if height * width > (limit := int(os.environ[LIMIT_NAME])):
+            raise Undecodable(
+                f"is to be resized to {width}x{height}, more than {limit} pixels ({LIMIT_NAME})"
+            )
         try:
             image = self._cv2.imdecode(np.frombuffer(data, np.uint8), self._flags[mode]) if size else None
         except self._cv2.error as error:

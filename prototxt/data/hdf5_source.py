@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from math import prod
 from typing import Any
 
@@ -15,12 +16,15 @@ from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.note import Note
 from prototxt.data.ring import MAX_COUNT
 from prototxt.errors import DataError
+from prototxt.room import unpacked_limit
 
 WHOLE_BYTES = (
     256 << 20
 )  # files up to this size (as float32) are held in memory, larger ones read as they are used
 
 Rows = NDArray[np.int64]
+# What h5py raises for a file that is damaged inside.
+DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, MemoryError)
 
 
 def listed_files(source: str) -> list[str]:
@@ -42,18 +46,25 @@ class Hdf5File:
 
     def __init__(self, path: str, tops: tuple[str, ...]) -> None:
         self.path = os.path.abspath(path)
-        try:
+        with self._reading():
+            self._limit = unpacked_limit(os.path.getsize(path))
             self._file = h5py.File(path, "r", locking=False)
-        except OSError as error:
-            raise DataError(f"cannot read the HDF5 file {self.path}: {error}") from error
-        self._sets = [self._open(name) for name in tops]
-        self.rows: int = self._sets[0].shape[0]
-        self._check_rows(tops)
-        if sum(4 * prod(data.shape) for data in self._sets) <= WHOLE_BYTES:
-            try:
+            self._sets = [self._open(name) for name in tops]
+            self.rows: int = self._sets[0].shape[0]
+            self._check_rows(tops)
+            if sum(4 * prod(data.shape) for data in self._sets) <= min(WHOLE_BYTES, self._limit):
                 self._sets = [data[()].astype(np.float32, copy=False) for data in self._sets]
-            except OSError as error:
-                raise DataError(f"cannot read the HDF5 file {self.path}: {error}") from error
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """What h5py says of a damaged file becomes a DataError."""
+        try:
+            yield
+        except DataError:
+            raise
+        except DAMAGED as error:
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise DataError(f"cannot read the HDF5 file {self.path}: {reason}") from error
 
     def _open(self, name: str) -> Any:
         data = self._file.get(name)
@@ -69,6 +80,11 @@ class Hdf5File:
             raise DataError(f"{self.path}: data set {name!r} is a single value; at least one axis is needed")
         if 0 in data.shape:
             raise DataError(f"{self.path}: data set {name!r} is empty, shape {data.shape}")
+        for what, shape in (("a row", data.shape[1:]), ("a chunk", data.chunks or ())):
+            if (size := prod(shape) * data.dtype.itemsize) > self._limit:
+                raise DataError(
+                    f"{self.path}: {what} of data set {name!r} takes {size} bytes, too many for the file"
+                )
         return data
 
     def _check_rows(self, tops: tuple[str, ...]) -> None:
@@ -86,10 +102,8 @@ class Hdf5File:
     def read(self, rows: Rows, tops: list[NDArray[np.float32]]) -> None:
         """Copy these rows, in this order, into the tops. Raises DataError when the file is broken there."""
         for data, top in zip(self._sets, tops, strict=True):
-            try:
+            with self._reading():
                 _copy(data, rows, top)
-            except OSError as error:
-                raise DataError(f"cannot read the HDF5 file {self.path}: {error}") from error
 
     def close(self) -> None:
         self._file.close()

@@ -68,7 +68,7 @@ def masked(crc: int) -> int:
 
 def log_records(data: bytes) -> Iterator[bytes]:
     """The records of a log; it ends where its writer was stopped, in the middle of a record or not."""
-    at, parts = 0, b""
+    at, parts = 0, bytearray()
     while at + LOG_HEAD <= len(data):
         left = LOG_BLOCK - at % LOG_BLOCK
         if left < LOG_HEAD:
@@ -83,9 +83,11 @@ def log_records(data: bytes) -> Iterator[bytes]:
         if masked(crc32c(data[at + 6 : at + 7] + body)) != int.from_bytes(data[at : at + 4], "little"):
             raise Broken(f"the record at byte {at} has a wrong checksum")
         at += LOG_HEAD + size
-        parts = body if kind in (FULL, FIRST) else parts + body
+        if kind in (FULL, FIRST):
+            parts.clear()
+        parts += body
         if kind in (FULL, LAST):
-            yield parts
+            yield bytes(parts)
 
 
 class Manifest:
@@ -265,6 +267,8 @@ class LevelDbStore:
         for key, _, kind, value in heapq.merge(*parts) if len(parts) > 1 else parts[0] if parts else ():
             if key == last:
                 continue
+            if last is not None and key < last:  # else a damaged index may name one block for ever
+                raise DataError(f"{self.folder}: key {key[:80]!r} comes after {last[:80]!r}: it is damaged")
             last = key
             if kind == VALUE:
                 count += 1

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import islice
 
 import lmdb
 
 from prototxt.errors import DataError
+
+
+RECORD_BYTES = 8  # the least that a record takes
 
 
 def open_lmdb(source: str) -> lmdb.Environment:
@@ -32,8 +36,11 @@ def open_lmdb(source: str) -> lmdb.Environment:
     need, size = (env.info()["last_pgno"] + 1) * env.stat()["psize"], os.path.getsize(file)
     if size < need:  # LMDB would die of SIGBUS at the first page beyond the end
         raise DataError(f"{file} is truncated: it has {size} bytes and needs {need}")
-    if not env.stat()["entries"]:
+    entries = env.stat()["entries"]
+    if not entries:
         raise DataError(f"{folder} is an empty LMDB")
+    if entries > size // RECORD_BYTES:
+        raise DataError(f"{file} claims {entries} records, more than its {size} bytes can hold")
     return env
 
 
@@ -44,10 +51,12 @@ class LmdbStore:
         self.folder = os.path.abspath(folder)
         self._env = open_lmdb(folder)
         self.entries: int = self._env.stat()["entries"]
+        if not self.key(0):
+            raise DataError(f"{self.folder} claims {self.entries} records and holds none: is it damaged?")
 
     def values(self, first: int, step: int) -> Iterator[bytes]:
         """Records of others are passed over without a copy."""
-        with self._env.begin() as txn:
+        with self._reading() as txn:
             cursor = txn.cursor()
             if step == 1 and not first:  # a call less a record
                 yield from cursor.iternext(keys=False)
@@ -56,18 +65,27 @@ class LmdbStore:
                 yield cursor.value()
 
     def getters(self, first: int) -> Iterator[Callable[[], bytes]]:
-        with self._env.begin() as txn:
+        with self._reading() as txn:
             cursor = txn.cursor()
             for _ in islice(cursor.iternext(values=False), first, None):
                 yield cursor.value
 
     def items(self) -> Iterator[tuple[bytes, bytes]]:
-        with self._env.begin() as txn:
+        with self._reading() as txn:
             yield from txn.cursor()
 
     def key(self, number: int) -> bytes:
-        with self._env.begin() as txn:
+        with self._reading() as txn:
             return next(islice(txn.cursor().iternext(values=False), number, None), b"")
+
+    @contextmanager
+    def _reading(self) -> Iterator[lmdb.Transaction]:
+        """A look at the records; a damaged page that LMDB notices is a DataError."""
+        try:
+            with self._env.begin() as txn:
+                yield txn
+        except lmdb.Error as error:
+            raise DataError(f"{self.folder}/data.mdb is damaged: {error}") from error
 
     def close(self) -> None:
         self._env.close()

@@ -13,11 +13,11 @@ from math import prod
 
 from prototxt.data.config import Shape
 from prototxt.errors import DataError
+from prototxt.room import LARGE, MOST_VALUES, available_memory
 
 ALIGN = 64
 MAX_SLOTS = 64
-MAX_COUNT = 2**31 - 1  # of values in one blob, as in the original
-LARGE = 64 << 20  # bytes of a slot from which on memory is looked at first
+MAX_COUNT = MOST_VALUES
 _HEAD = struct.Struct("<cBB")  # kind, slot, number of tops
 _TOP = struct.Struct("<QB")  # offset in the memory, number of axes
 
@@ -49,12 +49,6 @@ def unpack_batch(message: bytes) -> tuple[int, list[Place]]:
 
 def _aligned(size: int, to: int) -> int:
     return -(-size // to) * to
-
-
-def _available_memory() -> int:
-    """Bytes that the system can still give without swapping."""
-    with open("/proc/meminfo") as file:
-        return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
 
 
 def batch_bytes(shapes: list[Shape]) -> int:
@@ -111,7 +105,7 @@ class Ring:
             self._cut(slot, need)
             return
         capacity = _aligned(max(need, 2 * self._places[slot][1]), mmap.PAGESIZE)
-        if capacity > LARGE and capacity > (available := _available_memory()):
+        if capacity > LARGE and capacity > (available := available_memory()):
             raise DataError(f"a batch takes {need >> 20} MiB of memory, {available >> 20} MiB are available")
         os.posix_fallocate(self._fd, self._end, capacity)  # an error here, not a SIGBUS at the first write
         self._places[slot] = (self._end, capacity)

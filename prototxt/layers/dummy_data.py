@@ -11,6 +11,7 @@ from prototxt import schema
 from prototxt.fillers import fill
 from prototxt.layers.read_ahead import no_bottoms
 from prototxt.registry import Built, LayerSpec, Shape, layer
+from prototxt.room import too_large
 
 
 class DummyData(nn.Module):
@@ -73,4 +74,6 @@ def _dummy_shapes(spec: LayerSpec) -> list[Shape]:
     for shape in shapes:
         if any(side < 1 for side in shape):
             raise spec.error(f"every dimension must be above 0, not {shape}")
+        if reason := too_large(shape, taken=True):
+            raise spec.error(reason)
     return shapes

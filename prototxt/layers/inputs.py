@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from prototxt.layers.common import Apply, expect, shape_text
 from prototxt.registry import Built, LayerSpec, Shape, layer
+from prototxt.room import too_large
 
 
 def _checked(spec: LayerSpec, message: Any) -> Shape:
@@ -43,5 +44,7 @@ def parameter_(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """A learned blob, zero at first, as a top."""
     expect(spec, 0)
     shape = _checked(spec, spec.parameter_param.shape)
+    if reason := too_large(shape, taken=True):
+        raise spec.error(reason)
     value = nn.Parameter(torch.zeros(shape))
     return Built(Parameter(value), [shape], [value])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -63,9 +64,9 @@ def _mean_image(spec: LayerSpec, path: str) -> tuple[tuple[int, int, int], bytes
     except DecodeError as error:
         raise data_error(spec, f"the mean file {shown} is no BlobProto") from error
     values = np.array(blob.data or blob.double_data, np.float32)
-    dims = tuple(blob.shape.dim) or (blob.num, blob.channels, blob.height, blob.width)
+    dims = tuple(blob.shape.dim[:5]) or (blob.num, blob.channels, blob.height, blob.width)
     dims = (1,) * (4 - len(dims)) + dims
-    if len(dims) != 4 or dims[0] != 1 or values.size != np.prod(dims) or not values.size:
+    if len(dims) != 4 or dims[0] != 1 or min(dims) < 0 or values.size != prod(dims) or not values.size:
         raise data_error(
             spec, f"the mean file {shown} holds {values.size} values of shape {dims}, not one image"
         )
