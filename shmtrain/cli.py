@@ -6,6 +6,7 @@ Exit codes: 0 done or stopped early on request, 1 a failed run, 2 wrong usage.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
@@ -183,6 +184,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
 
 def _train(argv: Sequence[str]) -> int:
     p = parser()
+    _check_command(p, argv)
     args = p.parse_args(argv)
     from prototxt.errors import PrototxtError
     from shmtrain import launch
@@ -193,6 +195,10 @@ def _train(argv: Sequence[str]) -> int:
 
     if not args.stuck > 0:  # NaN, too
         p.error(f"--stuck {args.stuck:g}: must be above 0 seconds")
+    if args.join and args.workers not in (None, 1):
+        p.error(
+            f"--workers {args.workers} with --join: it is one worker; start it once for each that shall join"
+        )
     try:
         place, workers = workers_here(args.workers, args.algorithm)
         options = replace(options_of(args, workers), by_machine=place is not None)
@@ -203,6 +209,22 @@ def _train(argv: Sequence[str]) -> int:
     except (PrototxtError, OSError) as error:
         print(f"shmtrain: {error}", file=sys.stderr)
         return FAILED
+
+
+def _check_command(p: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """A first word that is neither a file nor a command ends with the nearest of those that there are."""
+    word = argv[0] if argv else ""
+    if not word.replace("-", "").isalpha() or word.startswith("-") or os.path.exists(word):
+        return
+    if word == "train":
+        p.error(
+            "no command is called 'train': `caffe train --solver=F --snapshot=S` is `shmtrain F --snapshot S`"
+        )
+    import difflib
+
+    near = difflib.get_close_matches(word, COMMANDS, 1)
+    hint = f"; did you mean {near[0]!r}?" if near else f" (commands: {', '.join(COMMANDS)})"
+    p.error(f"{word!r} is neither a solver file here nor a command{hint}")
 
 
 def options_of(args: argparse.Namespace, workers: int) -> Options:

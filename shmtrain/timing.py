@@ -56,7 +56,11 @@ def main(argv: Sequence[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The options of ``shmtrain time``."""
     p = argparse.ArgumentParser(
-        prog="shmtrain time", description=__doc__.split("\n", 1)[0], allow_abbrev=False
+        prog="shmtrain time",
+        description="Time each layer's forward and backward pass, and a training step as one graph.",
+        epilog="example:\n  shmtrain time examples/mnist/lenet_train_test.prototxt --iterations 20",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     p.add_argument("net", metavar="NET.prototxt", help="the net file; its data layers give the input")
     p.add_argument("--iterations", type=int, default=50, metavar="N", help="how often (50)")

@@ -21,6 +21,16 @@ def in_a_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 USAGE = [
     ([], "the following arguments are required: SOLVER.prototxt"),
     (["nowhere.prototxt"], "nowhere.prototxt does not exist"),
+    (
+        ["train", "--solver=solver.prototxt"],
+        "`caffe train --solver=F --snapshot=S` is `shmtrain F --snapshot S`",
+    ),
+    (
+        ["sumary", "net.prototxt"],
+        "'sumary' is neither a solver file here nor a command; did you mean 'summary'?",
+    ),
+    (["solver"], "'solver' is neither a solver file here nor a command (commands: test, time, "),
+    (["solver.prototxt", "--join", "--workers", "2"], "--workers 2 with --join: it is one worker"),
     (["solver.prototxt", "--workers", "0"], "--workers 0: at least one worker is needed"),
     (["solver.prototxt", "--workers", "two"], "invalid int value: 'two'"),
     (["solver.prototxt", "--worker", "2"], "unrecognized arguments: --worker 2"),
