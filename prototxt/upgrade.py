@@ -88,7 +88,7 @@ def _convert_v1_layer(old: Any, kind: str, new: Any) -> None:
         if entry.name in _V1_HANDLED:
             continue
         if entry.message_type is None:
-            if isinstance(value, (str, int, float)):
+            if isinstance(value, (str, bytes, int, float)):  # bytes: a text that is no UTF-8
                 setattr(new, entry.name, value)
             else:
                 getattr(new, entry.name).extend(value)

@@ -151,7 +151,7 @@ def read_state(path: str) -> State:
         raise _not_a_state(path, str(e)) from e
     if not message.HasField("iter"):
         raise _not_a_state(path, "it has no iteration")
-    learned = message.learned_net if message.HasField("learned_net") else None
+    learned = os.fsdecode(message.learned_net) if message.HasField("learned_net") else None
     return State(message.iter, message.current_step, learned, history)
 
 

@@ -6,11 +6,11 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import islice
+from typing import Any
 
 import lmdb
 
 from prototxt.errors import DataError
-
 
 RECORD_BYTES = 8  # the least that a record takes
 
@@ -79,7 +79,7 @@ class LmdbStore:
             return next(islice(txn.cursor().iternext(values=False), number, None), b"")
 
     @contextmanager
-    def _reading(self) -> Iterator[lmdb.Transaction]:
+    def _reading(self) -> Iterator[Any]:
         """A look at the records; a damaged page that LMDB notices is a DataError."""
         try:
             with self._env.begin() as txn:
