@@ -208,7 +208,8 @@ KINDS = {
     "mean file": Kind(("mean.binaryproto",), mean, (*m.BYTES, *[m.wired("BlobProto")] * 6), share=6),
     "idx file": Kind(("images.gz",), idx, (*m.BYTES, m.bombed_gzip), share=3, times=16),
     "net": Kind(
-        ("net.prototxt", "net.prototxt", "old.prototxt", "oldest.prototxt"), net, m.TEXT, floor=1 << 30, share=20
+        ("net.prototxt", "net.prototxt", "old.prototxt", "oldest.prototxt"), net, m.TEXT, floor=1 << 30,
+        share=20,
     ),
     "solver": Kind(("solver.prototxt",), solver, m.TEXT, share=8),
     "LMDB": Kind(("raw_lmdb", "encoded_lmdb"), database, apart=True, share=14),
