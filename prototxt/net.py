@@ -26,6 +26,7 @@ from prototxt.nodes import AUTOMATIC, Node
 from prototxt.registry import BuildContext, Learnable, Phase
 from prototxt.reshape import reshape_blobs
 from prototxt.rules import filter_layers, insert_splits, set_state
+from prototxt.speed import PRECISIONS
 from prototxt.text import NetSource, load_net
 from prototxt.whole import Outcome, WholeGraph
 
@@ -39,15 +40,17 @@ Source = str | os.PathLike[str] | NetSource | Message
 class Worker(TypedDict, total=False):
     """Whom a net works for; the rest of Net's keyword arguments.
 
-    seed     of fillers and dropout; None or below 0: another one each time
-    rank     this worker among ``world``: dropout and crops differ by it, fillers do not
-    options  settings of the data readers
+    seed       of fillers and dropout; None or below 0: another one each time
+    rank       this worker among ``world``: dropout and crops differ by it, fillers do not
+    options    settings of the data readers
+    precision  of ``run()``: "float32", or "bf16" for what may work in bfloat16; parameters stay float32
     """
 
     seed: int | None
     rank: int
     world: int
     options: Mapping[str, Any] | None
+    precision: str
 
 
 class Net:
@@ -75,6 +78,8 @@ class Net:
         **worker: Unpack[Worker],
     ) -> None:
         loaded = _load(source)
+        if worker.get("precision", "float32") not in PRECISIONS:
+            raise NetError(f"the precision is {' or '.join(PRECISIONS)}, not {worker['precision']!r}")
         if phase not in ("TRAIN", "TEST"):
             raise NetError(f"the phase is TRAIN or TEST, not {phase!r}")
         self.phase: Phase = phase
@@ -86,6 +91,7 @@ class Net:
         kept, dropped = filter_layers(loaded)
         self._graph = build_graph(loaded.message, insert_splits(kept), dropped, loaded.path, context)
         self._close = weakref.finalize(self, close_sources, self._graph)
+        self._precision = worker.get("precision", "float32")
         _reseed(context)
         self._make_blobs()
         if weights is not None:
@@ -116,7 +122,7 @@ class Net:
         self.params: OrderedDict[str, list[ParamBlob]] = OrderedDict(
             (node.name, self.blobs_of(node)) for node in graph.nodes if node.blobs
         )
-        self._whole = WholeGraph(graph, slots, runs, self.phase == "TRAIN")
+        self._whole = WholeGraph(graph, slots, runs, self.phase == "TRAIN", self._precision)
         self.layerwise = LayerByLayer(graph, slots)
 
     def _keep_constants(self, slots: list[ActivationBlob]) -> None:

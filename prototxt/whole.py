@@ -12,6 +12,7 @@ from torch import Tensor
 from prototxt.blob import ActivationBlob, Runs
 from prototxt.errors import NetError, PrototxtError
 from prototxt.nodes import Graph, Node
+from prototxt.speed import replacements
 
 
 @dataclass(slots=True)
@@ -37,19 +38,31 @@ class WholeGraph:
     All that can be known beforehand is settled here: the loop has no names, no rules and no shapes in it.
     """
 
-    def __init__(self, graph: Graph, blobs: list[ActivationBlob], runs: Runs, train: bool) -> None:
+    def __init__(
+        self,
+        graph: Graph,
+        blobs: list[ActivationBlob],
+        runs: Runs,
+        train: bool,
+        precision: str = "float32",
+    ) -> None:
         self._graph, self._runs, self._train = graph, runs, train
         self._feeds = [
             (slot, blobs[slot]) for node in graph.nodes if node.built.feed for slot in node.top_slots
         ]
         self._count = len(graph.names)
         self._outputs = [(name, graph.names.index(name)) for name in graph.outputs]
-        self._plan = _plan(graph)
+        self._plan = _plan(graph, replacements(graph, train, precision))
+        self._narrow = precision == "bf16"
 
     def run(self) -> Outcome:
         """One forward pass, recorded for gradients in the TRAIN phase; NetError names a layer that fails."""
         with torch.set_grad_enabled(self._train):
-            return self._run()
+            if not self._narrow:
+                return self._run()
+            with torch.autocast("cpu", torch.bfloat16):
+                made = self._run()
+            return Outcome(made.loss, {name: top.float() for name, top in made.outputs.items()})
 
     def _run(self) -> Outcome:
         runs = self._runs
@@ -96,7 +109,8 @@ def _add_losses(loss: Tensor | None, tops: list[tuple[Tensor, float]]) -> Tensor
     return loss
 
 
-def _plan(graph: Graph) -> list[_Step]:
+def _plan(graph: Graph, replaced: dict[int, Callable[..., Any] | None]) -> list[_Step]:
+    """``replaced``: other forwards of layers, None for those that another one does; see prototxt.speed."""
     plan: list[_Step] = []
     live: set[int] = set()  # slots whose tensors may carry a gradient
     for index, node in enumerate(graph.nodes):
@@ -113,8 +127,10 @@ def _plan(graph: Graph) -> list[_Step]:
         else:
             live.difference_update(node.top_slots)
         losses = tuple((top, weight) for top, weight in enumerate(node.loss_weights) if weight)
-        forward = _splitter(len(node.tops)) if node.type == "Split" else node.module.forward
-        plan.append((index, forward, node.bottom_slots, node.top_slots, losses, blocked))
+        usual = _splitter(len(node.tops)) if node.type == "Split" else node.module.forward
+        forward = replaced.get(index, usual)
+        if forward is not None:
+            plan.append((index, forward, node.bottom_slots, node.top_slots, losses, blocked))
     return plan
 
 

@@ -281,6 +281,7 @@ class SolverChecks:
             sigint_effect=o.sigint_effect,
             sighup_effect=o.sighup_effect,
             threads=o.threads,
+            precision=o.precision,
             log=f"{base}.log",
             metrics=f"{base}.jsonl",
             tensorboard=o.tensorboard,

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 DATA = ("split", "cursor")
 TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
+PRECISIONS = ("float32", "bf16")
 OK, FAILED, USAGE = 0, 1, 2
 
 # name: (module, what it does); its main(arguments) runs it and returns the exit code, parser() is its parser
@@ -175,6 +176,10 @@ def _add_start(p: argparse.ArgumentParser) -> None:
 
 def _add_run(p: argparse.ArgumentParser) -> None:
     g = p.add_argument_group("the run")
+    g.add_argument(
+        "--precision", choices=PRECISIONS, default="float32",
+        help="bf16: layers that may work in bfloat16; the weights stay float32 (float32)",
+    )  # fmt: skip
     g.add_argument("--log-dir", metavar="DIR", help="log, metrics and each worker's log go there")
     g.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard events there")
     g.add_argument("--no-progress", action="store_true", help="no progress bar on a terminal")
@@ -259,6 +264,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         max_iter=args.max_iter,
         log_dir=args.log_dir,
         tensorboard=args.tensorboard,
+        precision=args.precision,
     )
 
 

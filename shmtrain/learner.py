@@ -41,6 +41,7 @@ def open_net(
         rank=0 if alone else role.rank,
         world=1 if alone else role.world,
         options=reading,
+        precision=config.run.precision,
     )
 
 

@@ -165,6 +165,7 @@ class Run:
     sigint_effect: str
     sighup_effect: str
     threads: int | None
+    precision: str
     log: str
     metrics: str
     tensorboard: str | None

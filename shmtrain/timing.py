@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from prototxt.errors import PrototxtError
 from shmtrain.log import number
+from shmtrain.options import PRECISIONS
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         torch.set_num_threads(args.threads)
     stages = tuple(stage for stage in args.stage.split(",") if stage)
     try:
-        with Net(args.net, args.phase, stages=stages, level=args.level) as net:
+        with Net(args.net, args.phase, stages=stages, level=args.level, precision=args.precision) as net:
             print(f"Testing for {args.iterations} iterations, {torch.get_num_threads()} threads.", flush=True)
             for line in table(measure(net, args.iterations)):
                 print(line)
@@ -68,6 +69,7 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--level", type=int, default=0, help="of the net's state")
     p.add_argument("--stage", default="", metavar="S[,S]", help="stages of the net's state")
     p.add_argument("--threads", type=int, metavar="T", help="torch threads (all cores)")
+    p.add_argument("--precision", choices=PRECISIONS, default="float32", help="of the one graph (float32)")
     return p
 
 

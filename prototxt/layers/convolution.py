@@ -135,6 +135,12 @@ class Convolution(nn.Module):
             return y
         return self.general(x)
 
+    def with_weights(self, x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        """The same convolution, dense over 1 to 3 axes, by other numbers."""
+        w = self.windows
+        y: Tensor = self.dense(x, weight, bias, w.stride, w.pad, w.dilation, self.group)
+        return y
+
     def general(self, x: Tensor) -> Tensor:
         """No or more than three spatial axes: the product of weights and patches."""
         columns = patches(x, self.windows)

@@ -27,30 +27,46 @@ class BatchNorm(nn.Module):
         self.fraction, self.eps, self.accumulated = fraction, eps, accumulated
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.scaled(x, None, None)
+
+    def scaled(self, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        """Normalised, times ``scale`` (C,), plus ``bias`` (C,): what a Scale layer behind would do."""
         flat = x if x.dim() > 1 else x.unsqueeze(1)
-        y = self.by_accumulators(flat) if self.accumulated else self.by_batch(flat)
+        normalise = self.by_accumulators if self.accumulated else self.by_batch
+        y = normalise(flat, scale, bias)
         return y if x.dim() > 1 else y.squeeze(1)
 
-    def by_accumulators(self, x: Tensor) -> Tensor:
+    def accumulators(self) -> tuple[Tensor, Tensor]:
+        """Mean and variance, (C,) each; zeros before anything was accumulated."""
         with torch.no_grad():
             share = torch.where(self.weight == 0, 0.0, 1 / self.weight)
-            mean, variance = (self.mean * share).to(x.dtype), (self.variance * share).to(x.dtype)
-        return torch.batch_norm(x, None, None, mean, variance, False, 0.0, self.eps, False)
+            return self.mean * share, self.variance * share
 
-    def by_batch(self, x: Tensor) -> Tensor:
+    def by_accumulators(self, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+        mean, variance = (value.to(x.dtype) for value in self.accumulators())
+        return torch.batch_norm(x, scale, bias, mean, variance, False, 0.0, self.eps, False)
+
+    def by_batch(self, x: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """Biased variance normalises, unbiased variance is accumulated."""
-        channels, samples = x.shape[1], x.numel() // x.shape[1]
-        mean, variance = x.new_zeros(channels), x.new_zeros(channels)
+        samples = x.numel() // x.shape[1]
+        mean, variance = torch.zeros_like(self.mean), torch.zeros_like(self.mean)
         if samples == 1:
-            mean, y = x.detach().reshape(-1), x - x
+            mean, y = x.detach().reshape(-1).to(mean.dtype), _affine(x - x, scale, bias)
         else:
             # A momentum of 1 hands the batch's own mean and unbiased variance out.
-            y = torch.batch_norm(x, None, None, mean, variance, True, 1.0, self.eps, False)
+            y = torch.batch_norm(x, scale, bias, mean, variance, True, 1.0, self.eps, False)
         with torch.no_grad():
             self.mean.mul_(self.fraction).add_(mean)
             self.variance.mul_(self.fraction).add_(variance)
             self.weight.mul_(self.fraction).add_(1)
         return y
+
+
+def _affine(y: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Over the one sample's channels, (1, C, 1..)."""
+    spread = (1, -1) + (1,) * (y.dim() - 2)
+    y = y if scale is None else y * scale.view(spread)
+    return y if bias is None else y + bias.view(spread)
 
 
 @layer("BatchNorm")

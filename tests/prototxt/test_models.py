@@ -39,7 +39,7 @@ BIG = ("inception_resnet_v2",)  # trained by scripts/soak/models.py alone: half 
 
 
 def dummy(root: Path, net: str, batch: int, side: int | None = None) -> Any:
-    """The net of a file with made-up images, ``side`` wide where they are cropped, in the place of its data."""
+    """The net of a file with made-up images in the place of its data; ``side``: how wide they are."""
     message = parse_net(root / f"{net}.prototxt")
     layers = list(message.layer)
     del message.layer[:]
