@@ -1,8 +1,8 @@
 """20,000 mutated files: weights, states, databases, HDF5, images, lists, nets and solvers.
 
 Each number is the seed of one mutation of one small good file, so a run is resumed with --first, and what
-ended badly is tried again with --first NUMBER --count 1. Outcomes are added to FOLDER/outcomes.jsonl; the table
-is of all that stand there. A bad file stays in FOLDER/kept/NUMBER. How a file may end:
+ended badly is tried again with --first NUMBER --count 1. Outcomes are added to FOLDER/outcomes.jsonl; the
+table is of all that stand there. A bad file stays in FOLDER/kept/NUMBER. How a file may end:
 tests/prototxt/hostile/trial.py.
 """
 
@@ -24,7 +24,7 @@ BAD = ENDS[4:]
 
 
 def run(folder: Path, first: int, count: int, kind: str) -> None:
-    """Add the outcomes of these numbers to the folder's file; a later line of a number replaces the earlier."""
+    """Add the outcomes of these numbers to the folder's file; of a number the last line counts."""
     words = [sys.executable, "-m", "tests.prototxt.hostile.trial", str(folder), str(first), str(count)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     with (
