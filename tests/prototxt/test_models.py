@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import runpy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,15 @@ CASES = {"lenet": LENET, "cifar10_quick": QUICK} | {
     for name, numbers in MODELS.items()
 }
 BIG = ("inception_resnet_v2",)  # trained by scripts/soak/models.py alone: half a minute
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """More of them wait for one another for longer than these small images take."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def dummy(root: Path, net: str, batch: int, side: int | None = None) -> Any:
