@@ -225,4 +225,4 @@ def test_the_scripts_are_valid_and_name_all_commands(shell: str, scripts: Path) 
         try:
             subprocess.run([shell, "-n", script], check=True, timeout=30)
         except FileNotFoundError:
-            pytest.skip(f"{shell} is not installed")
+            pytest.skip(f"needs {shell}")
