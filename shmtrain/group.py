@@ -49,6 +49,7 @@ class Column(IntEnum):
     PACE    microseconds of one of its steps, without what it met others for; 0: not known
     CREDIT  steps that one that came later counts as having made, where others wait for the slowest
     START   the job's iteration that this run began at
+    LEAVES  whether it has been told to leave: one that is told later must not count on it to go on
     """
 
     STATE = 0
@@ -59,6 +60,7 @@ class Column(IntEnum):
     PACE = 5
     CREDIT = 6
     START = 7
+    LEAVES = 8
 
 
 COLUMNS = len(Column)
@@ -102,6 +104,10 @@ class Rows:
     def leader(self) -> int:
         """The lowest rank that has not died or left: it tests the center and saves it; 0 without one."""
         return next((rank for rank, state in enumerate(self.states()) if state not in ABSENT), 0)
+
+    def leaves(self, rank: int) -> bool:
+        """Whether a worker has been told to leave, and may be on its way."""
+        return bool(self.table[rank, Column.LEAVES])
 
     def gone(self, rank: int) -> bool:
         """Whether a worker makes no more steps: it has died or ended, and its row stays as it is."""
@@ -239,7 +245,7 @@ class Progress:
         row = rows.table[rank].copy()
         row[Column.DONE] += row[Column.LOST]
         row[Column.CLAIMED], row[Column.LOST], row[Column.PACE] = row[Column.DONE], 0, 0
-        row[Column.STATE], row[Column.PID] = State.JOINING, pid
+        row[Column.STATE], row[Column.PID], row[Column.LEAVES] = State.JOINING, pid, 0
         others = [rows.done(other) + rows.credit(other) for other in rows.working]
         row[Column.CREDIT] = max(min(others, default=0) - int(row[Column.DONE]), 0)
         row[Column.START] = next((start for start in map(int, rows.table[:, Column.START]) if start), 0)
@@ -265,9 +271,13 @@ class Member:
         return self.progress.rows().leader == self.rank
 
     def leave(self) -> bool:
-        """End before the job does; False when nobody else would be left to go on with it."""
-        others = [rank for rank in self.progress.rows().working if rank != self.rank]
-        self.leaving = bool(others)
+        """End before the job does; False when nobody else would be left to go on with it.
+
+        Said before it is asked who stays: of several that are told at once, the last one to say so sees all.
+        """
+        self.progress.put(self.rank, Column.LEAVES, 1)
+        rows = self.progress.rows()
+        self.leaving = any(not rows.leaves(rank) for rank in rows.working)
         return self.leaving
 
     def enter(self, state: State) -> None:

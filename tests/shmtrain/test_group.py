@@ -133,6 +133,14 @@ def test_a_test_of_the_center_is_no_standstill(members: list[Member]) -> None:
     assert members[0].progress.rows().state(0) is State.TRAINING
 
 
+def test_of_workers_told_to_leave_at_once_the_last_stays_and_saves(members: list[Member]) -> None:
+    """The others still train: they finish what they have claimed before they go."""
+    for member in members:
+        member.enter(State.TRAINING)
+    assert [member.leave() for member in members] == [True, True, False]
+    assert not members[2].leaving
+
+
 def test_a_jobs_name_is_taken_while_it_runs(box: smb.Box, address: str) -> None:
     with smb.connect(address) as other:
         Progress.create(other, "job", WORLD)
@@ -148,12 +156,14 @@ def test_one_that_joins_takes_a_lost_ones_row_and_keeps_what_was_counted(box: sm
         progress.put(rank, Column.START, 500)
         progress.put(rank, Column.CLAIMED, done + 3)
         progress.put(rank, Column.DONE, done)
+    progress.put(2, Column.LEAVES, 1)
     progress.bury(1)
     total = progress.rows().total
     assert [progress.take_row(99) for _ in range(4)] == [1, 2, 3, None]
     rows = progress.rows()
     assert rows.total == total == 40 + 13 + 7
     assert rows.state(1) is State.JOINING
+    assert not rows.leaves(2)
     assert rows.gone(1)
     assert (rows.working, rows.active, rows.leader, rows.began) == ([0], 1, 0, 4)
     assert (rows.done(1), rows.credit(1), rows.start(1), rows.pid(1)) == (13, 27, 500, 99)
