@@ -184,7 +184,12 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Beside each other (-n 2 --dist loadgroup) run files, never the tests of one, nor of the guest."""
+    for item in items:
+        group = "rdma" if item.get_closest_marker("rdma") else item.nodeid.partition("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
     if any(item.get_closest_marker("rdma") for item in items):
         from tests.rdma_guest.items import through_guest
 

@@ -67,9 +67,9 @@ class Guest:
     def result(self, item: pytest.Item) -> Result:
         if self._results is None:
             self._results = {}
-            self._nodes = [other.nodeid for other in item.session.items if isinstance(other, GuestItem)]
+            self._nodes = [_plain(other) for other in item.session.items if isinstance(other, GuestItem)]
             self._run()
-        return self._results.get(_key(item.nodeid)) or Result("error", f"no result:\n{self._said}", "0")
+        return self._results.get(_key(_plain(item))) or Result("error", f"no result:\n{self._said}", "0")
 
     def _run(self) -> None:
         made = image.image()
@@ -88,6 +88,11 @@ class Guest:
             self._said = outcome.said[-4000:]
             if (out / "junit.xml").exists():
                 self._results = read_junit(out / "junit.xml")
+
+
+def _plain(item: pytest.Item) -> str:
+    """Its name without the group that pytest-xdist puts behind it."""
+    return item.nodeid.removesuffix("@rdma")
 
 
 def _key(nodeid: str) -> tuple[str, str]:
