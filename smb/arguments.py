@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 EPILOG = (
-    "ADDRESS is unix:PATH, tcp://HOST:PORT or rdma://HOST:PORT, or several with commas that make one box; "
+    "ADDRESS is unix:PATH, tcp://HOST:PORT, rdma://HOST:PORT, or HOST:PORT for the best that works (its log "
+    "says which), or several with commas that make one box; "
     "without it $SMB_ADDRESS, else the user's own daemon at the default socket. For --token, --tls-*: "
     "$SMB_TOKEN_FILE, $SMB_TLS_CA, $SMB_TLS_CERT, $SMB_TLS_KEY."
 )

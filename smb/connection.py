@@ -64,6 +64,10 @@ class House(Protocol):
     def unix(self) -> str:
         """The path of a Unix socket of this daemon, or ""."""
 
+    @property
+    def rdma(self) -> str:
+        """HOST:PORT where clients set up RDMA, or ""."""
+
     def begin(self, pid: int, name: str, pidfd: int) -> Session: ...
     def begin_remote(self, where: str, pid: int, name: str) -> Session: ...
     def forget(self, connection: Connection) -> None: ...
@@ -297,7 +301,14 @@ class Connection:
         self._session, house = session, self._house
         stream = self._stream.number if self._stream else 0
         return protocol.Welcome(
-            session.number, session.secret, stream, os.getpid(), house.store.lease, house.number, house.unix
+            session.number,
+            session.secret,
+            stream,
+            os.getpid(),
+            house.store.lease,
+            house.number,
+            house.unix,
+            house.rdma,
         )
 
     def _mapped(self, request: protocol.Hello) -> Session:

@@ -70,8 +70,9 @@ def connect(
 ) -> Box:
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
-    address  "unix:PATH", "tcp://HOST:PORT", "HOST:PORT" or "rdma://HOST:PORT"; several of them with commas
-             make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the
+    address  "unix:PATH", "tcp://HOST:PORT" or "rdma://HOST:PORT"; "HOST:PORT" takes shared memory where the
+             daemon is on this host, else RDMA where both ends have a device that reaches the other and no TLS is
+             asked for, else TCP, and the log says why. Several with commas make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the
              default socket; else a box inside this process, one a process
     token    for tcp and rdma: a file that nobody else can read, or the bytes. None: the file $SMB_TOKEN_FILE,
              else, for a daemon on this host, the one that the user's own daemon left

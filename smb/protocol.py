@@ -34,7 +34,7 @@ from smb.records_restart import *
 from smb.records_status import *
 from smb.records_vectors import *
 
-VERSION = 2
+VERSION = 3
 MAGIC = b"SMB1"
 HEADER = struct.Struct("<4sHHQI")
 MAX_REQUEST = 1 << 20  # bytes of a request's body

@@ -99,6 +99,7 @@ class Welcome:
     lease: Seconds
     daemon: U64  # a number that no other daemon has
     unix: Name  # where it listens on its own host, or ""
+    rdma: Name  # HOST:PORT where RDMA is set up, "*" for the host that the client came to; or ""
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class Daemon:
         self.unix = next((str(one.path) for one in listeners if isinstance(one, UnixListener)), "")
         self._lock = threading.Lock()
         self._pid = os.getpid()
+        self.rdma = _rdma_port(self.addresses) if self.fabric else ""
         self._closed = False
         self._stop = threading.Event()
         self._connections: set[Connection] = set()
@@ -257,6 +258,12 @@ class Daemon:
 
 
 _daemons: weakref.WeakSet[Daemon] = weakref.WeakSet()
+
+
+def _rdma_port(addresses: list[str]) -> str:
+    """HOST:PORT where clients set up RDMA: the port that was named for it, else any that serves TCP."""
+    ports = [one.partition("://") for one in addresses if "://" in one]
+    return next((where for _, _, where in sorted(ports) if len(where) <= 255), "")  # "rdma" before "tcp"
 
 
 def _remove(listeners: list[Listener]) -> None:

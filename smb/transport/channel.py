@@ -121,8 +121,8 @@ class Channel:
         return self._connect()
 
     def ready(self) -> None:
-        """Connect, so that what keeps it from working is known at once."""
-        self.mending("setting up a queue pair", lambda: None)
+        """Connect and have the daemon answer, so that what keeps it from working is known at once."""
+        self.ask(lambda: protocol.Acknowledge(self.acknowledged), "the first request by RDMA")
 
     def _connect(self) -> rdma.Pair:
         self._disconnect()
@@ -335,7 +335,7 @@ class Channel:
         self._answers.append(Answer(header, frame[protocol.HEADER.size :]))
         self._expect(self.pair(), one.tag)
 
-    def ask(self, make: Callable[[], object]) -> Any:
+    def ask(self, make: Callable[[], object], what: str = "a request") -> Any:
         """One request, made once the channel is ready for it; its reply's record."""
         got: list[Answer] = []
 
@@ -343,9 +343,9 @@ class Channel:
             if not got and not self.requests:
                 self.submit(make())
             while not got:
-                got.extend(self.collect("a request")[0])
+                got.extend(self.collect(what)[0])
 
-        self.mending("a request", attempt)
+        self.mending(what, attempt)
         return got[0].record()
 
     def update(self, make: Callable[[int, int], object]) -> int:

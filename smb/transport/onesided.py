@@ -230,6 +230,9 @@ class RdmaTransport(TcpTransport):
             self.arrays = Arrays(self.adapter)
             self.channel().ready()
         except BaseException:
+            if self._failed:  # by the queue pair alone: the daemon can be told, and need not wait for a lease
+                self._failed = ""
+                self._lines.get().cut()
             self.close()
             raise
 

@@ -63,7 +63,7 @@ class TcpTransport:
     def __init__(self, peer: str, dial: Callable[[float], socket.socket], options: Options) -> None:
         self.peer, self._dial, self._options = peer, dial, options
         self.patient = True
-        self.welcome = protocol.Welcome(0, 0, 0, 0, 0.0, 0, "")
+        self.welcome = protocol.Welcome(0, 0, 0, 0, 0.0, 0, "", "")
         self._generation = 0  # how many sessions there have been
         self._failed = ""  # why nothing works any more
         self._closed = threading.Event()

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 enum { HELLO = 1, BYE = 2, CREATE = 3, ADD = 11, READ = 18, WRITE = 19, ACCUMULATE = 20 };
-enum { VERSION = 2, FLOAT32 = 0, STAY = 2, COUNT = 100000, CHUNK = 262144 / 4 };
+enum { VERSION = 3, FLOAT32 = 0, STAY = 2, COUNT = 100000, CHUNK = 262144 / 4 };
 
 static int sock;
 static uint64_t number, sequence;

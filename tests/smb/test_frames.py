@@ -85,7 +85,7 @@ WRONG = {
     ),
     "another version": (
         protocol.pack(1, 1, replace(hello(), version=9)),
-        "the daemon speaks protocol version 2, not 9",
+        "the daemon speaks protocol version 3, not 9",
         True,
     ),
     "a segment of others": (protocol.pack(6, 1, protocol.Detach(1)), "attached to no segment 1", True),

@@ -73,6 +73,55 @@ def attachment(segment: smb.Segment) -> RdmaAttachment:
     return inner
 
 
+@pytest.fixture
+def afar(caplog: pytest.LogCaptureFixture) -> Iterator[tuple[Daemon, str, pytest.LogCaptureFixture]]:
+    """A daemon without a Unix socket, as one on another host, and HOST:PORT of its TCP port."""
+    caplog.set_level("INFO", "smb")
+    with smb.serve(tcp="127.0.0.1:0", rdma=f"{ports()[0].address}:0", token=TOKEN) as one:
+        yield one, address(one, "tcp:").removeprefix("tcp://"), caplog
+
+
+def test_an_address_without_a_scheme_takes_rdma_where_both_have_a_device(
+    afar: tuple[Daemon, str, pytest.LogCaptureFixture],
+) -> None:
+    daemon, where, log = afar
+    with smb.connect(where, token=TOKEN) as box:
+        center = box.create("c", N, initial=np.ones(N, np.float32))
+        assert box.transport == center.transport == "rdma"
+        np.testing.assert_array_equal(center.read(), 1)
+        assert len(box.sessions()) == 1  # the first one, by TCP, is over
+    there = address(daemon).removeprefix("rdma://")
+    assert f"{where}: by RDMA, since {ports()[0]} has reached the daemon's at {there}; shared" in log.text
+    with smb.connect(f"tcp://{where}", token=TOKEN) as box:
+        assert box.transport == "tcp"  # a named transport is not replaced
+
+
+def test_a_device_that_does_not_reach_the_daemons_is_not_taken(
+    afar: tuple[Daemon, str, pytest.LogCaptureFixture], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a firewall lets through the set-up, and not the packets of the queue pairs."""
+    _, where, log = afar
+    monkeypatch.setattr(pairs.Responder, "_run", pairs.Responder.close)
+    with pytest.raises(smb.TransportError, match="the first request by RDMA: the peer does not answer"):
+        smb.connect(f"rdma://{where}", token=TOKEN, timeout=10)
+    with smb.connect(where, token=TOKEN, timeout=10) as box:
+        assert box.transport == box.create("c", 10).transport == "tcp"
+        assert wait_for(lambda: len(box.sessions()) == 1)
+    assert "by tcp, since shared memory does not work: " in log.text
+    assert "the first request by RDMA: the peer does not answer" in log.text
+
+
+def test_rdma_of_another_daemon_is_not_taken(
+    daemon: Daemon, afar: tuple[Daemon, str, pytest.LogCaptureFixture]
+) -> None:
+    meant, where, log = afar
+    meant.rdma = daemon.rdma
+    with smb.connect(where, token=TOKEN) as box:
+        assert box.transport == "tcp"
+        assert box.list() == []
+    assert f"RDMA does not work: another daemon listens at {daemon.rdma}" in log.text
+
+
 def noise(rank: int, step: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).standard_normal(N).astype(np.float32)
 

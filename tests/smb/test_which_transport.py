@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -59,7 +61,58 @@ def test_an_address_without_a_scheme_takes_tcp_elsewhere_and_says_why(
         (address,) = daemon.addresses
         with smb.connect(address.removeprefix("tcp://"), token=TOKEN) as box:
             assert box.transport == "tcp"
-    assert "by tcp, since shared memory does not work: the daemon has no Unix socket" in caplog.text
+    assert (
+        "by tcp, since shared memory does not work: the daemon has no Unix socket; "
+        "RDMA does not work: the daemon serves none"
+    ) in caplog.text
+
+
+def no_device(patch: pytest.MonkeyPatch) -> str:
+    patch.setenv("SMB_RDMA", "nobody_has_this")
+    return "no active RDMA port"
+
+
+def little_to_lock(patch: pytest.MonkeyPatch) -> str:
+    patch.setattr(os, "geteuid", lambda: 1000)
+    patch.setattr(resource, "getrlimit", lambda which: (8 << 20, 8 << 20))
+    return "8388608 bytes may be locked (`ulimit -l`), it needs 1073741824"
+
+
+@pytest.mark.parametrize("obstacle", [no_device, little_to_lock])
+def test_a_client_that_cannot_use_the_daemons_rdma_says_why(
+    obstacle: Callable[[pytest.MonkeyPatch], str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "smb")
+    with smb.serve(tcp="127.0.0.1:0", token=TOKEN) as daemon:
+        port = daemon.addresses[0].removeprefix("tcp://")
+        daemon.rdma = port  # as a daemon with a device tells
+        why = obstacle(monkeypatch)
+        with smb.connect(port, token=TOKEN) as box:
+            assert box.transport == box.create("c", 10).transport == "tcp"
+    assert f"RDMA does not work: {why}" in caplog.text
+
+
+def test_rdma_that_was_named_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    with smb.serve(tcp="127.0.0.1:0", token=TOKEN) as daemon:
+        port = daemon.addresses[0].removeprefix("tcp://")
+        why = no_device(monkeypatch)
+        with pytest.raises(smb.NotSupported, match=why):
+            smb.connect(f"rdma://{port}", token=TOKEN)
+        assert not daemon.store.sessions()
+
+
+def test_who_asks_for_tls_is_not_given_rdma_which_is_in_the_clear(
+    certified: tuple[smb.Tls, smb.Tls], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "smb")
+    with smb.serve(tcp="127.0.0.1:0", tls=certified[0]) as daemon:
+        port = daemon.addresses[0].removeprefix("tcp://")
+        daemon.rdma = port
+        with smb.connect(port, tls=certified[1]) as box:
+            assert box.transport == "tcp"
+    assert "RDMA does not work: TLS was asked for, and its data are not encrypted" in caplog.text
 
 
 def test_another_daemons_socket_on_this_host_is_not_taken(
