@@ -284,6 +284,19 @@ def resnet50(net: NetSpec, data: Top) -> Heads:
 # Inception-ResNet-v2 -------------------------------------------------------------------------------------
 
 
+def halve(net: NetSpec, name: str, top: Top) -> Top:
+    return pool(net, name, top, "MAX", 3, 2, round_mode=P.Pooling.FLOOR)
+
+
+def residual(  # noqa: PLR0917
+    net: NetSpec, name: str, bottom: Top, branches: Sequence[Top], width: int, scale: float
+) -> Top:
+    """What the branches make together, brought to ``width`` and scaled, added to the bottom."""
+    top = add(net, f"{name}_concat", L.Concat(*branches))
+    top = conv(net, f"{name}_up", top, width, 1, filler=MSRA)
+    return add(net, name, L.Eltwise(bottom, top, operation=P.Eltwise.SUM, coeff=[1, scale]))
+
+
 def inception_resnet_v2(net: NetSpec, data: Top) -> Heads:
     """Szegedy, Ioffe, Vanhoucke, Alemi 2016, with the widths of the authors' code where figures differ."""
 
@@ -300,18 +313,10 @@ def inception_resnet_v2(net: NetSpec, data: Top) -> Heads:
             top = convolve(f"{name}_{number}", top, outputs, kernel, pad=pad)
         return top
 
-    def halve(name: str, top: Top) -> Top:
-        return pool(net, name, top, "MAX", 3, 2, round_mode=P.Pooling.FLOOR)
-
-    def residual(name: str, bottom: Top, branches: Sequence[Top], width: int, scale: float) -> Top:
-        top = add(net, f"{name}_concat", L.Concat(*branches))
-        top = conv(net, f"{name}_up", top, width, 1, filler=MSRA)
-        return add(net, name, L.Eltwise(bottom, top, operation=P.Eltwise.SUM, coeff=[1, scale]))
-
     top = convolve("conv1", data, 32, 3, stride=2)
     top = convolve("conv3", convolve("conv2", top, 32, 3), 64, 3, pad=1)
-    top = convolve("conv4", halve("pool1", top), 80, 1)
-    top = halve("pool2", convolve("conv5", top, 192, 3))
+    top = convolve("conv4", halve(net, "pool1", top), 80, 1)
+    top = halve(net, "pool2", convolve("conv5", top, 192, 3))
     pooled = pool(net, "stem_pool", top, "AVE", 3, 1, pad=1)
     branches = [
         branch("stem_a", top, (96, 1)),
@@ -327,11 +332,11 @@ def inception_resnet_v2(net: NetSpec, data: Top) -> Heads:
             branch(f"{name}_b", top, (32, 1), (32, 3)),
             branch(f"{name}_c", top, (32, 1), (48, 3), (64, 3)),
         ]
-        top = relu(net, f"{name}_relu", residual(name, top, branches, 320, 0.17))
+        top = relu(net, f"{name}_relu", residual(net, name, top, branches, 320, 0.17))
     branches = [
         convolve("reduce_a_a", top, 384, 3, stride=2),
         convolve("reduce_a_b_3", branch("reduce_a_b", top, (256, 1), (256, 3)), 384, 3, stride=2),
-        halve("reduce_a_pool", top),
+        halve(net, "reduce_a_pool", top),
     ]
     top = add(net, "reduce_a_concat", L.Concat(*branches))
     for number in range(1, 21):
@@ -340,12 +345,12 @@ def inception_resnet_v2(net: NetSpec, data: Top) -> Heads:
             branch(f"{name}_a", top, (192, 1)),
             branch(f"{name}_b", top, (128, 1), (160, (1, 7)), (192, (7, 1))),
         ]
-        top = relu(net, f"{name}_relu", residual(name, top, branches, 1088, 0.1))
+        top = relu(net, f"{name}_relu", residual(net, name, top, branches, 1088, 0.1))
     branches = [
         convolve("reduce_b_a_2", branch("reduce_b_a", top, (256, 1)), 384, 3, stride=2),
         convolve("reduce_b_b_2", branch("reduce_b_b", top, (256, 1)), 288, 3, stride=2),
         convolve("reduce_b_c_3", branch("reduce_b_c", top, (256, 1), (288, 3)), 320, 3, stride=2),
-        halve("reduce_b_pool", top),
+        halve(net, "reduce_b_pool", top),
     ]
     top = add(net, "reduce_b_concat", L.Concat(*branches))
     for number in range(1, 11):
@@ -355,7 +360,7 @@ def inception_resnet_v2(net: NetSpec, data: Top) -> Heads:
             branch(f"{name}_b", top, (192, 1), (224, (1, 3)), (256, (3, 1))),
         ]
         last = number == 10  # neither scaled down nor rectified
-        top = residual(name, top, branches, 2080, 1 if last else 0.2)
+        top = residual(net, name, top, branches, 2080, 1 if last else 0.2)
         top = top if last else relu(net, f"{name}_relu", top)
     top = over_all(net, "pool", convolve("conv6", top, 1536, 1))
     return [(product(net, "fc", dropout(net, "drop", top, 0.2), CLASSES, MSRA), 1.0)]
