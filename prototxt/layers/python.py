@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -14,6 +15,8 @@ from prototxt.errors import PythonLayerError
 from prototxt.python_layer import Layer, Weights
 from prototxt.python_modules import load_module, named_folders
 from prototxt.registry import Built, LayerSpec, Shape, layer
+
+FAILURES = (Exception, SystemExit)  # a layer's sys.exit(0) must not pass for the end of a training
 
 
 class _Call(torch.autograd.Function):
@@ -51,7 +54,7 @@ class PythonLayer(nn.Module):
     def _make(self, kind: type[Layer]) -> Layer:
         try:
             made = kind(self.spec.message)
-        except Exception as error:
+        except FAILURES as error:
             raise self._failed("__init__", error) from error
         made.blobs = Weights(self.values)
         made.param_str = made.param_str_ = str(self.spec.python_param.param_str)
@@ -61,11 +64,14 @@ class PythonLayer(nn.Module):
     def _ask(self, method: str, *arguments: Any) -> None:
         try:
             getattr(self.layer, method)(*arguments)
-        except Exception as error:
+        except FAILURES as error:
             raise self._failed(method, error) from error
 
-    def _failed(self, method: str, error: Exception) -> PythonLayerError:
-        last = traceback.extract_tb(error.__traceback__)[-1]
+    def _failed(self, method: str, error: BaseException) -> PythonLayerError:
+        """Names the user's own line, though what it called may have raised deeper down."""
+        frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
+        own = os.path.dirname(frames[0].filename)
+        last = [frame for frame in frames if os.path.dirname(frame.filename) == own][-1]
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         text = f"{self.name}.{method}: {said} ({last.filename}:{last.lineno})"
         return PythonLayerError(str(self.spec.error(text)))
@@ -135,7 +141,7 @@ def _class_of(spec: LayerSpec) -> type[Layer]:
     folders = named_folders(spec.context.options.get("python_path", ()))
     try:
         module = load_module(p.module, folders)
-    except Exception as error:
+    except FAILURES as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "caffe"
         hint = " (`import shmtrain` brings one)" if absent else ""
         raise PythonLayerError(str(spec.error(f"module {p.module!r}: {error}{hint}"))) from error

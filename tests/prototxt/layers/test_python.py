@@ -111,7 +111,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     before = set(sys.modules)
     yield tmp_path
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("caffe", "userlayers", "beside", "elsewhere"):
+        if name.partition(".")[0] in ("caffe", "userlayers", "beside", "elsewhere", "wrong"):
             del sys.modules[name]
 
 
@@ -247,6 +247,43 @@ def test_what_a_layer_raises_is_named_with_its_place(folder: Path) -> None:
         for run in (own.forward, own.run):
             with pytest.raises(RuntimeError, match=r"net:2: layer 'broken': .*Broken\.forward: KeyError"):
                 run()
+
+
+def test_a_layer_that_exits_or_calls_wrongly_is_named_with_its_own_line(folder: Path) -> None:
+    """Not with that of numpy or of this package; and sys.exit(0) does not pass for a good end."""
+    (folder / "wrong.py").write_text(
+        dedent("""
+            import sys
+            import caffe
+            import numpy as np
+            class Same(caffe.Layer):
+                def reshape(self, bottom, top):
+                    top[0].reshape(*bottom[0].data.shape)
+                def forward(self, bottom, top): top[0].data[...] = bottom[0].data
+            class Deep(Same):
+                def forward(self, bottom, top): np.testing.assert_equal(1, 2)
+            class Shape(Same):
+                def reshape(self, bottom, top): top[0].reshape("x")
+            class Exits(Same):
+                def forward(self, bottom, top): sys.exit(0)
+            class ExitsBack(Same):
+                def backward(self, top, down, bottom): sys.exit(0)
+            class Endless(Same):
+                def forward(self, bottom, top): self.forward(bottom, top)
+        """)
+    )
+    loss = layer("loss", "Reduction", "y", "loss", "loss_weight: 1")
+    for name, line in (("Deep", 10), ("Shape", 12), ("Exits", 14), ("ExitsBack", 16), ("Endless", 18)):
+        fields = f'python_param {{ module: "wrong" layer: "{name}" }}'
+        text = inputs(x=(2, 2)) + product("ip", "x", "a") + layer("wrong", "Python", "a", "y", fields) + loss
+        with pytest.raises(Exception, match=rf"layer 'wrong': wrong\.{name}\.(?s:.)*wrong\.py:{line}\)"):
+            _trained_once(text)
+
+
+def _trained_once(text: str) -> None:
+    with net(text) as own:
+        own.forward()
+        own.backward()
 
 
 def test_a_class_that_is_no_layer_is_refused(folder: Path) -> None:
