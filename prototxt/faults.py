@@ -14,9 +14,19 @@ from prototxt.errors import ParseError
 from prototxt.forks import FORK_FIELDS, FORK_TYPES, origin
 from prototxt.scan import Field, Lines, field_at, open_field
 
+HEAD = 512  # characters that tell what a file is
+_BINARY = re.compile(r"[\x00-\x08\x0e-\x1f]")
+_TAKEN_FOR = {  # the message that was expected, the one that has the field: what is likely wrong
+    ("SolverParameter", "NetParameter"): "is this a net? a solver names it by 'net:'",
+    ("NetParameter", "SolverParameter"): "is this a solver? the net is the file that its 'net:' names",
+}
+
 
 def explain(error: text_format.ParseError, text: str, root: Descriptor, path: str) -> ParseError:
     """Say the parser's finding with the field it belongs to."""
+    if _BINARY.search(text[:HEAD]):
+        kind = "an HDF5 file" if "HDF\r\n" in text[:8] else "a weight file or an image"
+        return ParseError(f"{path}: the file is binary ({kind}?); a {root.name} as text was expected")
     raw = re.sub(r"^\d+:\d+ : ('.*': )?", "", str(error), flags=re.DOTALL)
     lines = Lines(text)
     line, column = error.GetLine() or 1, error.GetColumn() or 1
@@ -64,6 +74,9 @@ def _unknown_field(owner: str, name: str, root: Descriptor) -> str:
     if fork:
         return f"{text}; {fork}"
     names = list(getattr(schema, owner).DESCRIPTOR.fields_by_name)
+    for (expected, other), hint in _TAKEN_FOR.items():
+        if owner == expected and name in getattr(schema, other).DESCRIPTOR.fields_by_name:
+            return f"{text}; {hint}"
     near = _nearest(name, names)
     if near:
         return f'{text}; did you mean "{near}"?'

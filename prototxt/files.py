@@ -26,7 +26,10 @@ def replacing_file(path: str | os.PathLike[str]) -> Iterator[str]:
     try:
         yield beside
         os.chmod(beside, file_mode())
-        os.replace(beside, target)
+        try:
+            os.replace(beside, target)
+        except OSError as error:  # a folder of that name
+            raise OSError(f"cannot write {os.fspath(path)}: {error.strerror}") from error
     finally:
         with suppress(FileNotFoundError):
             os.unlink(beside)

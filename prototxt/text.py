@@ -76,6 +76,8 @@ def read_text(path: str | os.PathLike[str]) -> str:
         tried = os.path.abspath(path)
         hint = " (paths are relative to the working directory)" if not os.path.isabs(path) else ""
         raise ParseError(f"cannot read {os.fspath(path)!r}: {error.strerror}: {tried}{hint}") from error
+    if not raw.strip():
+        raise ParseError(f"{os.fspath(path)}: the file is empty")
     if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise ParseError(f"{os.fspath(path)}: the file is UTF-16; save it as UTF-8")
     return raw.decode("utf-8", "surrogateescape").removeprefix("\ufeff")

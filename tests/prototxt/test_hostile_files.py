@@ -29,7 +29,7 @@ from prototxt.data.idx import read_idx
 from prototxt.data.leveldb_store import LevelDbStore, log_records, masked
 from prototxt.data.lmdb_store import LmdbStore
 from prototxt.errors import DataError, LayerError, ParseError, PrototxtError, WeightsError
-from prototxt.text import net_from_text, parse_text
+from prototxt.text import net_from_text, parse_net, parse_solver, parse_text
 from shmtrain.snapshot import read_state
 from tests.prototxt.nets import inputs, layer, net
 
@@ -274,3 +274,33 @@ def test_all_these_errors_are_the_packages_own() -> None:
     assert issubclass(DataError, PrototxtError)
     with pytest.raises(PrototxtError):
         net_from_text("name: 1")
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "said"),
+    [
+        ('name: "x" layer { }', "SolverParameter", "is this a net? a solver names it by 'net:'"),
+        ("base_lr: 0.1", "NetParameter", "is this a solver? the net is the file that its 'net:' names"),
+        (
+            "\x0a\x05small\xa2\x06\x00",
+            "NetParameter",
+            "x: the file is binary (a weight file or an image?); a",
+        ),
+        (
+            "\udc89HDF\r\n\x1a\n",
+            "SolverParameter",
+            "x: the file is binary (an HDF5 file?); a SolverParameter as",
+        ),
+    ],
+)
+def test_a_file_that_is_taken_for_another_is_told_as_what_it_is(text: str, kind: str, said: str) -> None:
+    with pytest.raises(ParseError) as told:
+        parse_text(text, kind, "x")
+    assert said in str(told.value)
+
+
+def test_an_empty_file_is_told_as_such(tmp_path: Path) -> None:
+    (tmp_path / "net.prototxt").write_text(" \n")
+    for parse in (parse_net, parse_solver):
+        with pytest.raises(ParseError, match=r"net\.prototxt: the file is empty"):
+            parse(tmp_path / "net.prototxt")

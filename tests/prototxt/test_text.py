@@ -144,7 +144,7 @@ SOLVER_FAULTS = {
     ),
     "a net for a solver": (
         'layer { name: "a" }',
-        's:1:1: SolverParameter has no field named "layer"; NetParameter',
+        's:1:1: SolverParameter has no field named "layer"; is this a net?',
     ),
     "number in quotes": ('momentum2: "3"', 's:1:12: momentum2 of SolverParameter takes a number; found "3"'),
 }

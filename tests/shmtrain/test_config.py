@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a net file."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "net.prototxt").write_text(NET)
-    (tmp_path / "empty.prototxt").write_text("")
+    (tmp_path / "empty.prototxt").write_text("# no layer\n")
     return tmp_path
 
 
