@@ -57,9 +57,10 @@ def run(config: TrainConfig, console: Console) -> int:
             return FAILED
         stack.callback(os.close, handover.launcher.fd)
         sharing = handover.config.sharing
+        began = f"{sharing.workers} worker" + "s" * (sharing.workers > 1)
         told.info(
             f"Worker {handover.rank} (pid {os.getpid()}) joins job {handover.job} ({sharing.algorithm}),"
-            f" which began with {sharing.workers} workers"
+            f" which began with {began}"
         )
         from shmtrain.worker import take_part
 

@@ -197,9 +197,10 @@ class _Worker:
         loop(trainer, handover.console)
         if member.leads and (speeds := progress.rows().speeds()):
             self._told.info(speeds)
-        if member.leaving:
+        if member.leaving or handover.joining:
+            what = "has left the job" if member.leaving else "has ended with the job"
             done = progress.rows().done(handover.rank)
-            self._told.info(f"{self._name} has left the job after {done} iterations of its own")
+            self._told.info(f"{self._name} {what} after {done} iterations of its own")
         member.enter(State.LEFT if member.leaving else State.CLOSED)
 
     def _reading(self, box: smb.Box, stack: ExitStack) -> dict[str, Any]:
@@ -285,8 +286,9 @@ class _Worker:
         elif self._handover.joining:
             raise ConfigError(f"job {self._handover.job!r} has ended meanwhile: there is nothing to join")
         threads = torch.get_num_threads()
+        of_all = "" if self._handover.joining else f" of {self._handover.world}"
         self._told.info(
-            f"{self._name} of {self._handover.world}: center {'created' if center.created else 'attached'}"
+            f"{self._name}{of_all}: center {'created' if center.created else 'attached'}"
             f" ({params.n} floats) by transport {center.transport}, torch threads: {threads}"
         )
         return center

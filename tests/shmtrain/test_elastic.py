@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -69,6 +70,9 @@ def test_workers_join_leave_and_take_a_lost_ones_place(tmp_path: Path, address: 
                 job.wait_for(r"Worker 1 .*, which had joined, is gone after \d+ iterations of its own")
                 assert stop(job) == 0  # the one that is left ends and saves: it leads
                 assert leader.end() == 0
+                assert re.search(
+                    r"Worker 0 \(pid \d+\) has ended with the job after \d+ iterations", leader.text
+                )
     assert list(tmp_path.glob("solver_iter_*.caffemodel"))
 
 
