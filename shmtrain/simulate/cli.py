@@ -6,6 +6,7 @@ import argparse
 import csv
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,20 +31,27 @@ def main(argv: Sequence[str]) -> int:
 
         print("\n".join(paper.table()))
         return 0
-    try:
-        settings = [_setting(given, way, workers) for way in given.algorithms for workers in given.workers]
-    except (SettingError, OSError) as error:
-        p.error(str(error))
+    with ExitStack() as stack:
+        try:
+            settings = [_setting(given, way, n) for way in given.algorithms for n in given.workers]
+            file = stack.enter_context(open(given.csv, "w", newline="")) if given.csv else None
+        except (SettingError, OSError) as error:
+            p.error(str(error))
+        rows = _shown(settings)
+        if file is not None:
+            csv.writer(file).writerows([COLUMNS, *rows])
+    return 0
+
+
+def _shown(settings: Sequence[Setting]) -> list[tuple[str, ...]]:
+    """The table's rows, each printed when it is there."""
     rows: list[tuple[str, ...]] = []
     for row in _rows(settings):
         if not rows:
             print("".join(f"{head:>15}" for head in COLUMNS))
         rows.append(row)
         print("".join(f"{value:>15}" for value in row), flush=True)
-    if given.csv:
-        with open(given.csv, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
-    return 0
+    return rows
 
 
 def _rows(settings: Sequence[Setting]) -> Iterator[tuple[str, ...]]:

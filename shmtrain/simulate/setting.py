@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 GB = 1e9
+LEAST = 1e-6  # a smaller spread is none
 WAYS = (
     "seasgd", "paper", "overlapped", "hybrid", "downpour", "diloco", "diloco-async", "sync", "allreduce",
     "mpi-star", "mpi-easgd", "local",
@@ -105,7 +106,7 @@ class Computing:
         random = np.random.default_rng([seed, worker])
         if self.measured:
             found = random.choice(np.asarray(self.measured, np.float64), count)
-        elif self.spread:
+        elif self.spread > LEAST:
             shape = self.spread**-2.0
             found = random.gamma(shape, self.mean / shape, count)
         else:

@@ -266,3 +266,18 @@ def test_a_setting_that_means_nothing_is_refused() -> None:
     for wrong in ({"way": "x"}, {"hidden": 2.0}, {"backups": 8}, {"bytes": float("nan")}, {"latency": -1.0}):
         with pytest.raises(SettingError):
             Setting("sync", 8, SIZE).with_(**wrong)
+
+
+def test_a_table_that_cannot_be_written_is_told_before_the_simulation(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--csv", str(tmp_path)])
+    assert end.value.code == 2
+    said = capsys.readouterr()
+    assert "Is a directory" in said.err
+    assert not said.out
+
+
+def test_the_least_spread_is_none() -> None:
+    assert main(["--workers", "2", "--iterations", "5", "--spread", "1e-300"]) == 0
