@@ -100,6 +100,7 @@ WRONG_OPTIONS = {
     "no such snapshot": (Options(snapshot="x_iter_5.solverstate"), "snapshot file"),
     "signal effect": (Options(sigint_effect="die"), "--sigint-effect 'die' is unknown (allowed: stop, snapshot, none)"),
     "no thread": (Options(threads=0), "--threads 0: must be at least 1"),
+    "precision": (Options(precision="half"), "--precision 'half' is unknown (allowed: float32, bf16)"),
     "lr rule": (Options(workers=2, lr_rule="cubic"), "--lr-rule 'cubic' is none of"),
 }  # fmt: skip
 
