@@ -34,7 +34,7 @@ COMMANDS = {
     "draw": ("shmtrain.commands.draw", "a net as a picture: SVG, PNG, PDF"),
     "upgrade": ("shmtrain.commands.upgrade", "files of earlier formats in today's"),
     "device-query": ("shmtrain.commands.devices", "what this machine computes with"),
-    "data": ("shmtrain.data_cli", "make LMDBs from well-known data sets"),
+    "data": ("shmtrain.data_cli", "databases of images, MNIST, CIFAR-10; their means; what they hold"),
     "compare": ("shmtrain.compare.command", "the same training by several ways, side by side: table, plots"),
     "simulate": ("shmtrain.simulate.cli", "machines that are not at hand: speed, staleness"),
     "bench": ("shmtrain.bench.cli", "the box against MPI and gloo on the same vectors"),
