@@ -50,6 +50,9 @@ def fill(x: Any, value: float, threads: int = 1) -> None:
 def copy(dst: Any, src: Any, threads: int = 1) -> None:
     """dst[:] = src; from 8 MiB on past the caches, by non-temporal stores."""
 
+def adagrad(sums: Any, gradient: Any, rate: float, scale: float = 1.0, epsilon: float = 1e-8) -> None:
+    """q = scale gradient: sums += q^2; gradient becomes the step rate q / (sqrt(sums) + epsilon)."""
+
 def first_nonfinite(x: Any) -> int:
     """Index of the first NaN or Inf, or -1."""
 
@@ -132,6 +135,24 @@ class Mapping:
         """ "scale", "fill" (by scalar), "copy", "axpy" (of source from element 0 on); float32 but for copy.
 
         counts=False does not count the update. Returns the version.
+        """
+
+    def adagrad(
+        self,
+        sums: Mapping,
+        gradient: Mapping,
+        rate: float,
+        scale: float,
+        epsilon: float,
+        offset: int,
+        count: int,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """sums += (scale gradient)^2; this -= rate scale gradient / (sqrt(sums) + epsilon), chunk by chunk.
+
+        Elements [offset, offset + count) of three float32 segments. counts as in combine. Returns the version.
+        NonFinite before anything has moved.
         """
 
     def reduce(self, how: str, other: Mapping | None = None, threads: int = 1) -> float:

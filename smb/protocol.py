@@ -113,6 +113,7 @@ OPERATIONS = _table(
     Operation(30, Challenge, Challenged, 0, "exchange nonces, where a token is asked for; before Hello"),
     Operation(31, Prove, Proved, 0, "prove to have the token; the daemon then proves the same; before Hello"),
     Operation(40, Combine, Applied, 0, "a vector operation on a segment where it lies", once=True),
+    Operation(42, Adagrad, Applied, 0, "Adagrad's step on a segment, its sums beside it", once=True),
     Operation(41, Reduce, Scalar, 0, "a scalar product or sum of segments where they lie"),
     Operation(35, HandBack, Opened, 0, "give a segment's memory to a daemon that was restarted", brings=2),
     Operation(36, SnapshotNow, SnapshotDone, 0, "write a snapshot of the box into a folder"),

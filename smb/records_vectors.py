@@ -31,6 +31,25 @@ class Combine:
 
 
 @dataclass(frozen=True)
+class Adagrad:
+    """Adagrad's step on x, elements [offset, offset + count) of a segment, with the same ones of two others.
+
+    q = scale g; s = s + q^2; x = x - rate q / (sqrt(s) + epsilon); all float32. NaN and Inf in q^2 are
+    refused before anything moves.
+    """
+
+    segment: U64
+    sums: U64
+    gradient: U64
+    rate: Annotated[float, Number("d", -FLOAT32, FLOAT32)]
+    scale: Annotated[float, Number("d", -FLOAT32, FLOAT32)]
+    epsilon: Annotated[float, Number("d", 0.0, FLOAT32)]  # above 0
+    offset: U64
+    count: U64
+    counts: Flag  # False: the update does not count in the version
+
+
+@dataclass(frozen=True)
 class Reduce:
     """The sum over two whole segments of x[i] y[i], or over one of x[i], in float64; float32 segments."""
 

@@ -69,6 +69,7 @@ class Service:
             protocol.VersionOf: self._version,
             protocol.WaitVersion: self._wait_version,
             protocol.Combine: self._combine,
+            protocol.Adagrad: self._adagrad,
             protocol.Reduce: self._reduce,
         }
 
@@ -216,6 +217,24 @@ class Service:
             version = target.combine(
                 request.how, request.scalar, source, request.offset, request.count, request.counts
             )
+        return Answer(protocol.Applied(version))
+
+    def _adagrad(self, ticket: Ticket, request: protocol.Adagrad) -> Answer:
+        remote = ticket.session.remote
+        if remote is None:
+            raise NotSupported("Adagrad is for clients that do not map their segments")
+        numbers = (request.segment, request.sums, request.gradient)
+        target, sums, gradient = (self._operand(ticket, number) for number in numbers)
+        end = request.offset + request.count
+        if end > min(one.count for one in (target, sums, gradient)):
+            raise RangeError(
+                f"adagrad: {request.count} elements at offset {request.offset} run past a segment"
+            )
+        with remote.update(request.segment), remote.update(request.sums):
+            version = target.adagrad(
+                sums, gradient, request.rate, request.scale, request.epsilon, request.offset, request.count,
+                request.counts,
+            )  # fmt: skip
         return Answer(protocol.Applied(version))
 
     def _reduce(self, ticket: Ticket, request: protocol.Reduce) -> Answer:

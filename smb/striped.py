@@ -164,6 +164,34 @@ class StripedAttachment:
             return self.write(values, offset)
         return self.accumulate(values, scalar, offset)
 
+    def adagrad(
+        self,
+        sums: Any,
+        gradient: Any,
+        rate: float,
+        *,
+        scale: float,
+        epsilon: float,
+        offset: int,
+        count: int,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        self._check("adagrad", offset, count)
+        squares, pushed = self._other("adagrad", sums), self._other("adagrad", gradient)
+        for one in (sums, gradient):
+            one._check("adagrad", offset, count)
+
+        def part(i: int) -> int:
+            begin, end = self._share(offset, i), self._share(offset + count, i)
+            return self._parts[i].adagrad(
+                squares[i], pushed[i], rate, scale=scale, epsilon=epsilon, offset=begin, count=end - begin,
+                counts=False, threads=threads,
+            )  # fmt: skip
+
+        self._crew.all(self._touched(offset, count), part)
+        return self._count_update() if count and counts else self.version
+
     def reduce(self, how: str, other: Any = None, *, threads: int = 1) -> float:
         others = self._other(how, other)
         if other is not None and other._count != self._count:

@@ -37,6 +37,48 @@ class Vectors(ABC):
         """Elements from ``offset`` on += a times ``other``, all of it. NonFinite as in accumulate."""
         return self._combine("axpy", a, self._one(other), offset, other.count)
 
+    def adagrad(
+        self,
+        sums: Vectors,
+        gradient: Vectors,
+        rate: float,
+        *,
+        scale: float = 1.0,
+        epsilon: float = 1e-8,
+        offset: int = 0,
+        count: int | None = None,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """q = scale gradient; sums += q^2; self -= rate q / (sqrt(sums) + epsilon), in one pass.
+
+        Element i of each belongs together; ``count`` of them from ``offset`` on, by default as many as the
+        gradient has. Other steps at once are made one after the other in each chunk of ``sums``.
+
+        counts  False: the update does not count in the version (part of a larger one)
+
+        NonFinite names the first chunk where q^2 is NaN or Inf, before anything has moved (where the box is
+        several daemons, at the one where that chunk lies).
+        Source: Duchi, Hazan, Singer 2011; at the center: Dean et al. 2012, section 4.1.
+        """
+        squares, pushed = self._one(sums)._attachment, self._one(gradient)._attachment
+        size = max(gradient.count - offset, 0) if count is None else count
+        version = self._asked(
+            lambda: self._attachment.adagrad(
+                squares,
+                pushed,
+                rate,
+                scale=scale,
+                epsilon=epsilon,
+                offset=offset,
+                count=size,
+                counts=counts,
+                threads=threads,
+            )
+        )
+        self._seen += counts
+        return version
+
     def scale(self, a: float, offset: int = 0, count: int | None = None) -> int:
         """``count`` elements from ``offset`` on, by default to the end, times a."""
         return self._combine("scale", a, None, offset, count)

@@ -168,6 +168,16 @@ void copy(py::object dst, py::object src, size_t threads) {
             [&](size_t at, size_t n) { move(to.floats() + at, from.floats() + at, n * sizeof(float)); });
 }
 
+void adagrad(py::object sums, py::object gradient, double rate, double factor, double epsilon) {
+  Array s, g;
+  take(s, sums, true, "sums");
+  take(g, gradient, true, "gradient");
+  same_length(s, "sums", g, "gradient");
+  const Adagrad how{static_cast<float>(rate), static_cast<float>(factor), static_cast<float>(epsilon)};
+  const GilRelease released(s.bytes() > kKeepGilBytes);
+  adagrad_f32(s.floats(), g.floats(), how, s.count);
+}
+
 py::ssize_t first_nonfinite(py::object vector) {
   Array x;
   take(x, vector, false, "x");
@@ -243,6 +253,7 @@ void bind_kernels(py::module_& m) {
   m.def("scale", scale, arg("x"), arg("a"), arg("threads") = 1);
   m.def("fill", fill, arg("x"), arg("value"), arg("threads") = 1);
   m.def("copy", copy, arg("dst"), arg("src"), arg("threads") = 1);
+  m.def("adagrad", adagrad, arg("sums"), arg("gradient"), arg("rate"), arg("scale") = 1.0, arg("epsilon") = 1e-8);
   m.def("first_nonfinite", first_nonfinite, arg("x"));
   bind_conversions(m);
 }

@@ -72,6 +72,40 @@ uint64_t combine(py::object self, const std::string& how, double scalar, py::obj
   return counts ? region->count_update() : region->head().version.load();
 }
 
+bool positive(float value) { return std::isfinite(value) && value > 0; }
+
+uint64_t adagrad(py::object self, py::object sums, py::object gradient, double rate, double scale, double epsilon,
+                 Py_ssize_t offset, size_t count, bool counts, size_t threads) {
+  NativeMapping& mapping = self.cast<NativeMapping&>();
+  need(mapping.writable() && mapping.float32("adagrad"));
+  const Adagrad how{static_cast<float>(rate), static_cast<float>(scale), static_cast<float>(epsilon)};
+  if (!std::isfinite(how.rate) || !std::isfinite(how.scale) || !positive(how.epsilon)) {
+    raise("RequestError", "adagrad: rate %R and scale %R must be finite float32, epsilon %R above 0 too",
+          py::float_(rate).ptr(), py::float_(scale).ptr(), py::float_(epsilon).ptr());
+    need(false);
+  }
+  NativeMapping* squares = other_of(mapping, "adagrad", sums);
+  NativeMapping* from = other_of(mapping, "adagrad", gradient);
+  if (!squares || !from) {
+    raise("RequestError", "adagrad: needs a segment of sums and one of gradients");
+    need(false);
+  }
+  need(squares->writable());
+  if (same_memory(mapping, *squares) || same_memory(mapping, *from) || same_memory(*squares, *from)) {
+    raise("RequestError", "adagrad: weights, sums and gradient must be three segments");
+    need(false);
+  }
+  for (const NativeMapping* one : {&mapping, squares, from}) need(one->in_range("adagrad", offset, count));
+  const std::shared_ptr<Region> x = mapping.region, s = squares->region, g = from->region;
+  if (count == 0) return x->head().version.load();
+  const size_t most = std::max<size_t>(threads, 1), begin = static_cast<size_t>(offset);
+  GradientLook look(*x, begin, count, *g, how.scale);
+  need(mapping.perform(self.ptr(), look, 1, "adagrad"));
+  AdagradPass pass(*x, begin, count, *s, *g, how);
+  need(mapping.perform(self.ptr(), pass, most, "adagrad"));
+  return counts ? x->count_update() : x->head().version.load();
+}
+
 double reduce(py::object self, const std::string& how, py::object other, size_t threads) {
   NativeMapping& mapping = self.cast<NativeMapping&>();
   need(mapping.usable() && mapping.float32(how.c_str()));
@@ -97,6 +131,8 @@ void bind_vectors(py::class_<NativeMapping>& type) {
   using py::arg;
   type.def("combine", combine, arg("how"), arg("scalar"), arg("source"), arg("offset"), arg("count"),
            arg("counts") = true, arg("threads") = 1);
+  type.def("adagrad", adagrad, arg("sums"), arg("gradient"), arg("rate"), arg("scale"), arg("epsilon"), arg("offset"),
+           arg("count"), arg("counts") = true, arg("threads") = 1);
   type.def("reduce", reduce, arg("how"), arg("other") = py::none(), arg("threads") = 1);
 }
 

@@ -1,6 +1,7 @@
 #include "kernels.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "common/clones.hpp"
@@ -138,6 +139,38 @@ size_t first_nonfinite_f32(const float* x, float scale, size_t n) {
     }
   }
   return n;
+}
+
+SMB_CLONES void adagrad_f32(float* __restrict s, float* __restrict g, const Adagrad& how, size_t n) {
+  const float rate = how.rate, scale = how.scale, epsilon = how.epsilon;
+  for (size_t i = 0; i < n; ++i) {
+    const float q = scale * g[i];
+    const float least = q * q;
+    const float more = s[i] + least;
+    const float sum = more > least ? more : least;
+    racy::store(s + i, sum);
+    g[i] = rate * q / (std::sqrt(sum) + epsilon);
+  }
+}
+
+namespace {
+
+SMB_CLONES bool has_unsquarable(const float* x, float scale, size_t n) {
+  int32_t largest = 0;
+  for (size_t i = 0; i < n; ++i) {
+    const float q = scale * x[i];
+    largest = std::max(largest, magnitude(q * q));
+  }
+  return largest >= kInfinity;
+}
+
+}  // namespace
+
+size_t first_unsquarable_f32(const float* x, float scale, size_t n) {
+  if (!has_unsquarable(x, scale, n)) return n;
+  size_t at = 0;
+  while (!has_unsquarable(x + at, scale, 1)) ++at;
+  return at;
 }
 
 }  // namespace smb

@@ -27,6 +27,17 @@ void pull_f32(float* x, const float* c, float* d, float alpha, size_t n);
 void scale_f32(float* x, float a, size_t n);
 void fill_f32(float* x, float a, size_t n);
 
+// Adagrad's step of a gradient q = scale g[i]: s[i] += q^2; g[i] = rate q / (sqrt(s[i]) + epsilon). In one pass; the caller
+// holds the locks of what s lies in. A sum below q^2 (garbage, NaN) counts as q^2: |g[i]| ends at most |rate|.
+struct Adagrad {
+  float rate;
+  float scale;
+  float epsilon;
+};
+void adagrad_f32(float* s, float* g, const Adagrad& how, size_t n);
+// Index of the first i for which the square of scale * x[i] is NaN or Inf, or n.
+size_t first_unsquarable_f32(const float* x, float scale, size_t n);
+
 // Sum of x[i] y[i] in float64, in 16 interleaved partial sums: the same bits on every machine.
 // To split a long range keep the pieces at multiples of kDotBlock and add their sums in order.
 constexpr size_t kDotBlock = size_t{1} << 16;

@@ -18,14 +18,6 @@ constexpr int kReadTries = 3;
 constexpr int64_t kReadPauseNs = 50000;
 constexpr int64_t kReaderLocksNs = 5000000;
 
-bool lock_soon(Word& word, ThreadIdentity& me) {
-  for (int i = 0;; ++i) {
-    if (owner_of(word.load(std::memory_order_relaxed)) == 0 && lock_try(word, me)) return true;
-    if (i == kLockSpins) return false;
-    pause();
-  }
-}
-
 // Copies elements [begin, begin + count), all in one chunk, if no writer is at it. The copy may be garbage
 // unless this returns true.
 bool copy_whole(const Region& region, size_t begin, size_t count, void* out, bool stream) {
@@ -73,6 +65,14 @@ Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
 }
 
 }  // namespace
+
+bool lock_soon(Word& lock, ThreadIdentity& me) {
+  for (int i = 0;; ++i) {
+    if (owner_of(lock.load(std::memory_order_relaxed)) == 0 && lock_try(lock, me)) return true;
+    if (i == kLockSpins) return false;
+    pause();
+  }
+}
 
 char* chunk_scratch() {
   struct Free {

@@ -12,6 +12,9 @@ char* chunk_scratch();
 // Copies elements [begin, begin + count), whole per chunk, with a few retries; false when a writer was at one of them.
 bool copy_pieces(const Region& source, size_t begin, size_t count, char* out);
 
+// Takes a chunk's lock, or says false within microseconds.
+bool lock_soon(Word& lock, ThreadIdentity& me);
+
 // A write under the chunk's lock.
 class LockedPass : public Pass {
  public:

@@ -41,6 +41,8 @@ class Pass {
   virtual bool ordered() const { return false; }
   // Whether a thread that waits for the check of an earlier piece may make that check itself.
   virtual bool repeatable() const { return false; }
+  // Whether what is done to a piece changes anything.
+  virtual bool moves() const { return true; }
   // Does the piece, or says busy within microseconds. ahead may be nullptr.
   virtual Turn attempt(const Piece&, Ahead* ahead) = 0;
   // The same, waiting until the deadline. Called by one thread alone.

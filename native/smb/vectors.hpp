@@ -1,8 +1,10 @@
 // Vector operations on segments where they lie, as passes. All ranges were checked by the caller.
 #pragma once
 
+#include <memory>
 #include <vector>
 
+#include "kernels.hpp"
 #include "operations.hpp"
 
 namespace smb {
@@ -37,6 +39,44 @@ class CopySegmentPass final : public LockedPass {
  private:
   void move(const Piece& piece, Ahead* ahead) override;
   const Region& source_;
+};
+
+// A look at a gradient in another segment, so that nothing moves where part of it is no number.
+class GradientLook final : public Pass {
+ public:
+  GradientLook(const Region& region, size_t offset, size_t count, const Region& gradient, float scale)
+      : Pass(region, offset, count), gradient_(gradient), scale_(scale) {}
+  Turn prepare(const Piece& piece, size_t* bad) override;
+  bool ordered() const override { return true; }
+  bool moves() const override { return false; }
+  Turn attempt(const Piece&, Ahead*) override { return Turn::done; }
+  Turn insist(const Piece&, int64_t) override { return Turn::done; }
+
+ private:
+  const Region& gradient_;
+  float scale_;
+};
+
+// Adagrad's step: sums += g^2, then region -= rate g / (sqrt(sums) + epsilon), chunk by chunk. The same elements of three
+// segments belong together. One lock at a time: the chunk of the sums is left before the region's is taken, and what
+// came out of it is kept meanwhile.
+class AdagradPass final : public Pass {
+ public:
+  AdagradPass(const Region& region, size_t offset, size_t count, const Region& sums, const Region& gradient,
+              const Adagrad& how);
+  Turn prepare(const Piece& piece, size_t* bad) override;
+  bool ordered() const override { return true; }
+  Turn attempt(const Piece& piece, Ahead* ahead) override;
+  Turn insist(const Piece& piece, int64_t deadline) override;
+
+ private:
+  template <class Take>
+  Turn move(const Piece& piece, const Take& take);
+  std::unique_ptr<float[]>& kept(const Piece& piece) { return kept_[piece.chunk - first_chunk()]; }
+  const Region& sums_;
+  const Region& gradient_;
+  const Adagrad how_;
+  std::vector<std::unique_ptr<float[]>> kept_;  // steps that the sums know and the region has yet to make
 };
 
 // The sum of x[i] y[i], or of x[i], over whole segments, in float64. Chunks are summed by themselves and their sums added

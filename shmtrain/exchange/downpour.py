@@ -7,13 +7,14 @@
 and at the center, by ``--server``:
 
     sgd      W_g = W_g - eta G
-    adagrad  H = H + G^2;  W_g = W_g - gamma G / (sqrt(H) + 1e-8)      H lies in the box, beside the center
+    adagrad  H = H + G^2;  W_g = W_g - gamma G / (sqrt(H) + 1e-8)      H lies in the box, beside the center,
+                                                                       and the box makes the step in one pass
 
 With ``sgd`` the worker pushes what its own rule made of G (the change of W_x): eta is the worker's rate
 of that step, and a momentum or a weight decay of the solver acts as in Paine et al. With ``adagrad`` it
 pushes the mean gradients, and clipping, weight decay and the learning-rate policy act on W_x between two
-fetches alone; gamma is --server-rate. The squares are added first, and the step is made of the sum that
-is then read: two pushes at once see each other's squares, which is a later order of the same additions.
+fetches alone; gamma is --server-rate, times lr_mult. Two pushes at once are made one after the other in each
+chunk of H.
 
 What the update rule does not touch (frozen weights, BatchNorm's accumulators) is pushed as change by both.
 
@@ -23,6 +24,7 @@ appendix (n_fetch = n_push = 1 there); Paine et al., GPU Asynchronous SGD, 2013 
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -33,7 +35,7 @@ from shmtrain.exchange.staleness import Staleness
 if TYPE_CHECKING:
     from smb import Segment
 
-TINY = np.float32(1e-8)  # keeps a parameter without gradient from 0/0
+TINY = 1e-8  # keeps a parameter without gradient from 0/0
 
 
 def open_exchange(meeting: Meeting) -> Exchange:
@@ -123,10 +125,11 @@ class Adagrad(Downpour):
         self._squares = crowd.box.create(
             crowd.key("squares"), count=max(self._trained, 1), lifetime="attached", or_attach=True
         )
+        self._pushed = crowd.box.create(
+            crowd.key(f"gradient/{crowd.rank}"), count=max(self._trained, 1), lifetime="owner"
+        )
         self._sum = np.zeros(self._trained, np.float32)
-        rate = np.float32(meeting.method.server_rate)
-        multipliers = meeting.vectors.multipliers
-        self._rate = rate if multipliers is None else rate * multipliers
+        self._runs = _runs(meeting.method.server_rate, meeting.vectors.multipliers, self._trained)
 
     def gradients_ready(self, step: int) -> None:
         self._sum += self._meeting.vectors.gradient[: self._trained] / np.float32(
@@ -134,12 +137,17 @@ class Adagrad(Downpour):
         )
 
     def _add(self, weight: float) -> None:
-        with self.stats.part("ugw", sent=self._sum.nbytes, received=self._sum.nbytes):
-            self._squares.accumulate(np.square(np.float32(weight) * self._sum))
-            history = np.asarray(self._squares.read())
-        step = self._rate * np.float32(weight) * self._sum / (np.sqrt(history) + TINY)
-        self._owed[: self._trained] = -step
-        super()._add(1.0)
+        rest = self._owed[self._trained :]
+        with self.stats.part("ugw", sent=self._owed.nbytes):
+            self._pushed.write(self._sum)
+            for start, stop, rate in self._runs:
+                self._center.adagrad(
+                    self._squares, self._pushed, rate, scale=weight, epsilon=TINY, offset=start,
+                    count=stop - start, counts=stop == self._trained and not rest.size,
+                    threads=self._meeting.threads,
+                )  # fmt: skip
+            if rest.size:  # counts for all of the push
+                self._center.accumulate(rest, offset=self._trained, threads=self._meeting.threads)
 
     def kept(self) -> dict[str, F32]:
         return {**super().kept(), "gradients not pushed": self._sum}
@@ -153,3 +161,11 @@ class Adagrad(Downpour):
     def _push(self) -> None:
         super()._push()
         self._sum[:] = 0
+
+
+def _runs(rate: float, multipliers: F32 | None, count: int) -> list[tuple[int, int, float]]:
+    """(start, stop, rate) of runs of parameters with one lr_mult."""
+    if multipliers is None or not count:
+        return [(0, count, rate)]
+    borders = [0, *(np.flatnonzero(np.diff(multipliers)) + 1).tolist(), count]
+    return [(start, stop, rate * float(multipliers[start])) for start, stop in pairwise(borders)]

@@ -35,6 +35,7 @@ class Options:
     token: str | os.PathLike[str] | bytes | None = None  # for tcp and rdma: a file, or the bytes
     tls: Tls | None = None  # for tcp; None: in the clear
     reconnect: float = 0.0  # seconds for which a daemon may be away at least before the client gives up
+    striped: bool = False  # the daemon is one of several that make one box
 
 
 class Attachment(Protocol):
@@ -59,6 +60,21 @@ class Attachment(Protocol):
         self, how: str, scalar: float, source: Any, offset: int, count: int, *, threads: int = 1
     ) -> int:
         """protocol.Combine; ``source`` is another Attachment of the same transport, or None."""
+
+    def adagrad(
+        self,
+        sums: Any,
+        gradient: Any,
+        rate: float,
+        *,
+        scale: float,
+        epsilon: float,
+        offset: int,
+        count: int,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """protocol.Adagrad; ``sums`` and ``gradient`` are other Attachments of the same transport."""
 
     def reduce(self, how: str, other: Any = None, *, threads: int = 1) -> float:
         """protocol.Reduce, with another Attachment of the same transport or None."""

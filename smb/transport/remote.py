@@ -203,6 +203,26 @@ class RemoteAttachment:
         applied: protocol.Applied = self._carrier.call(request, 0.0)
         return applied.version
 
+    def adagrad(
+        self,
+        sums: object,
+        gradient: object,
+        rate: float,
+        *,
+        scale: float,
+        epsilon: float,
+        offset: int,
+        count: int,
+        counts: bool = True,
+        threads: int = 1,
+    ) -> int:
+        """Adagrad's step where the segments lie (protocol.Adagrad); the version after it."""
+        self._write_to()
+        squares, pushed = self._number_of("adagrad", sums), self._number_of("adagrad", gradient)
+        request = protocol.Adagrad(self.first, squares, pushed, rate, scale, epsilon, offset, count, counts)
+        applied: protocol.Applied = self._carrier.call(request, 0.0)
+        return applied.version
+
     def reduce(self, how: str, other: RemoteAttachment | None = None, threads: int = 1) -> float:
         """A sum over the segment where it lies (protocol.Reduce)."""
         request = protocol.Reduce(how, self.first, self._number_of(how, other))

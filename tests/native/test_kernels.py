@@ -52,6 +52,25 @@ def test_elastic_pull_returns_what_the_center_is_owed(n: int) -> None:
     np.testing.assert_array_equal(x, expected)
 
 
+@pytest.mark.parametrize("n", LENGTHS)
+def test_adagrad_agrees_with_float64(n: int) -> None:
+    sums, gradient = np.square(vector(n, 1)), vector(n, 2)
+    q = 0.3 * gradient.astype(float)
+    history = sums + np.square(q)
+    step = 0.1 * q / (np.sqrt(history) + 1e-8)
+    _native.adagrad(sums, gradient, 0.1, scale=0.3)
+    np.testing.assert_allclose(sums, history, rtol=1e-6)
+    np.testing.assert_allclose(gradient, step, rtol=1e-6)
+
+
+def test_adagrad_takes_no_step_beyond_its_rate_whatever_the_sums() -> None:
+    sums = np.array([np.nan, -1.0, 0.0, 1e38], np.float32)
+    gradient = np.array([2.0, -2.0, 0.0, 2.0], np.float32)
+    _native.adagrad(sums, gradient, 0.5)
+    np.testing.assert_allclose(gradient, [0.5, -0.5, 0.0, 1e-19], rtol=1e-6)
+    np.testing.assert_array_equal(sums, np.array([4.0, 4.0, 0.0, 1e38], np.float32))
+
+
 def test_elastic_pull_fills_the_array_it_is_given() -> None:
     x, c, out = vector(100, 1), vector(100, 2), np.zeros(100, np.float32)
     assert _native.elastic_pull(x, c, 0.5, out=out) is out

@@ -191,3 +191,71 @@ def test_the_daemon_itself_refuses_a_vector_operation_that_the_rights_do_not_all
         with pytest.raises(smb.UnknownKey):
             guest._call(protocol.Reduce("sum", 999, 0))
         assert segment.sum() == 10
+
+
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
+def test_adagrads_step_is_made_beside_the_center(connect: Connect) -> None:
+    """Of many at once: each parameter's squares are summed whole, and each step sees its own."""
+    w, s, g = drawn(1), np.square(drawn(2)), drawn(3)
+    first = connect()
+    first.create("w", N, initial=w)
+    first.create("s", N, initial=s)
+    at, count = 5, N - 12
+    boxes = [connect() for _ in range(3)]
+
+    def push(rank: int) -> None:
+        mine = boxes[rank].create(f"g{rank}", N, initial=g)
+        center, squares = boxes[rank].attach("w"), boxes[rank].attach("s")
+        for _ in range(4):
+            center.adagrad(squares, mine, 0.1, scale=0.5, epsilon=1e-6, offset=at, count=count)
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(push, range(3)))
+    want, sums, q = w.astype(float), s.astype(float), 0.5 * g.astype(float)
+    part = slice(at, at + count)
+    for _ in range(12):
+        sums[part] += np.square(q[part])
+        want[part] -= 0.1 * q[part] / (np.sqrt(sums[part]) + 1e-6)
+    center = first.attach("w")
+    np.testing.assert_allclose(first.attach("s").read(), sums, rtol=1e-5)
+    np.testing.assert_allclose(center.read(), want, atol=1e-5)
+    assert center.version == 12
+    assert center.adagrad(first.attach("s"), first.attach("g0"), 0.1, counts=False) == 12
+
+
+@pytest.mark.parametrize("connect", ON_HOST, indirect=True)
+def test_adagrad_refuses_what_is_no_number_before_anything_moves(connect: Connect) -> None:
+    box, other = connect(), connect()
+    w, s, g = (box.create(name, N, initial=drawn(i)) for i, name in enumerate("wsg"))
+    short, ints = box.create("short", 10), box.create("ints", N, "int32")
+    for bad in (np.nan, np.inf, 1e30):  # whose square is not finite
+        g.write(np.array([bad], F32), offset=3 * PER_CHUNK)
+        with pytest.raises(smb.NonFinite, match=r"'w'.*NaN or Inf"):
+            w.adagrad(s, g, 0.1, offset=0, count=N)
+        kept = slice(3 * PER_CHUNK, 4 * PER_CHUNK)
+        np.testing.assert_array_equal(w.read()[kept], drawn(0)[kept])
+        np.testing.assert_array_equal(s.read()[kept], drawn(1)[kept])
+    if len(getattr(w._attachment, "_parts", [w])) == 1:  # one daemon
+        np.testing.assert_array_equal(w.read(), drawn(0))
+        np.testing.assert_array_equal(s.read(), drawn(1))
+    g.write(np.array([0.0], F32), offset=3 * PER_CHUNK)
+    w.write(drawn(0))  # where the box is several daemons, those without the bad chunk have made their part
+    s.write(drawn(1))
+    before = w.version
+    readonly = other.attach("s", readonly=True)
+    wrong = [
+        (lambda: w.adagrad(s, s, 0.1), smb.RequestError),
+        (lambda: w.adagrad(s, w, 0.1), smb.RequestError),
+        (lambda: w.adagrad(s, g, float("nan")), smb.RequestError),
+        (lambda: w.adagrad(s, g, 0.1, epsilon=0.0), smb.RequestError),
+        (lambda: w.adagrad(short, g, 0.1), smb.RangeError),
+        (lambda: w.adagrad(s, g, 0.1, offset=1, count=N), smb.RangeError),
+        (lambda: w.adagrad(ints, g, 0.1), smb.TypeMismatch),
+        (lambda: other.attach("w").adagrad(readonly, other.attach("g"), 0.1), smb.NotPermitted),
+    ]
+    for call, error in wrong:
+        with pytest.raises(error):
+            call()
+    np.testing.assert_array_equal(w.read(), drawn(0))
+    np.testing.assert_array_equal(s.read(), drawn(1))
+    assert w.version == before
