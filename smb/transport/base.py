@@ -36,7 +36,6 @@ class Options:
     tls: Tls | None = None  # for tcp; None: in the clear
     reconnect: float = 0.0  # seconds for which a daemon may be away at least before the client gives up
     striped: bool = False  # the daemon is one of several that make one box
-    striped: bool = False  # the daemon is one of several that make one box
 
 
 class Attachment(Protocol):
