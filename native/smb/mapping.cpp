@@ -94,7 +94,8 @@ void raise_nonfinite(const Pass& pass, const Outcome& outcome, const char* verb)
   PyObject* message = PyUnicode_FromFormat(
       "%s: element %zu of the values is NaN or Inf (element %zu of the segment, chunk %zu); "
       "the %zu chunks before it%s were done, nothing from it on",
-      verb, element, pass.from() + element, number, pass.moves() ? outcome.moved : 0, stripe.of == 1 ? "" : " that lie there");
+      verb, element, pass.from() + element, number, pass.moves() ? outcome.moved : 0,
+      stripe.of == 1 ? "" : " that lie there");
   PyObject* error = message ? PyObject_CallOneArg(type, message) : nullptr;
   if (error) {
     PyObject* chunk = PyLong_FromSize_t(number);
