@@ -28,7 +28,7 @@ from shmtrain.options import ConfigError
 from shmtrain.reports import Reports, begin_files
 from shmtrain.role import Alone
 from shmtrain.trainer import Trainer
-from shmtrain.worker import FAILURES, loop, at_sigterm, vectors
+from shmtrain.worker import FAILURES, at_sigterm, loop, vectors
 
 if TYPE_CHECKING:
     from shmtrain.exchange.mpi_ranks import Ranks

@@ -28,7 +28,8 @@ class Metrics:
 
     kind is "start", "train", "test", "snapshot" or "end". ``seconds`` of "train" and "test" counts from the
     first step, ``testing_seconds`` are those of them that tests took; ``mean_loss`` is of all steps since the
-    last "train". A value that is no finite number is null, as JSON has none. A file that cannot be written any more ends the metrics, not the training.
+    last "train". A value that is no finite number is null, as JSON has none. A file that cannot be
+    written any more ends the metrics, not the training.
     """
 
     def __init__(self, path: str | None = None, tensorboard: str | None = None) -> None:

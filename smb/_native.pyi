@@ -151,8 +151,8 @@ class Mapping:
     ) -> int:
         """sums += (scale gradient)^2; this -= rate scale gradient / (sqrt(sums) + epsilon), chunk by chunk.
 
-        Elements [offset, offset + count) of three float32 segments. counts as in combine. Returns the version.
-        NonFinite before anything has moved.
+        Elements [offset, offset + count) of three float32 segments. counts as in combine. Returns the
+        version. NonFinite before anything has moved.
         """
 
     def reduce(self, how: str, other: Mapping | None = None, threads: int = 1) -> float:

@@ -71,9 +71,10 @@ def connect(
     """A client's standing with a box. Raises TransportError when no daemon answers at ``address``.
 
     address  "unix:PATH", "tcp://HOST:PORT" or "rdma://HOST:PORT"; "HOST:PORT" takes shared memory where the
-             daemon is on this host, else RDMA where both ends have a device that reaches the other and no TLS is
-             asked for, else TCP, and the log says why. Several with commas make one box, in that order. None: $SMB_ADDRESS; else the user's own running daemon at the
-             default socket; else a box inside this process, one a process
+             daemon is on this host, else RDMA where both ends have a device that reaches the other and no TLS
+             is asked for, else TCP, and the log says why. Several with commas make one box, in that order.
+             None: $SMB_ADDRESS; else the user's own running daemon at the default socket; else a box inside
+             this process, one a process
     token    for tcp and rdma: a file that nobody else can read, or the bytes. None: the file $SMB_TOKEN_FILE,
              else, for a daemon on this host, the one that the user's own daemon left
     timeout  seconds that one answer of the daemon may take, waits not counted

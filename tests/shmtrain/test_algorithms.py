@@ -125,7 +125,7 @@ def test_a_stopped_worker_is_waited_for_and_named_when_it_takes_too_long(
 
 
 def test_a_wait_over_its_limit_ends_the_job_and_names_the_worker(tmp_path: Path) -> None:
-    """The one that did not come does not end the job alone, stopped or not: what it made would be no one's."""
+    """The one that did not come does not end the job alone, stopped or not: its work would be no one's."""
     write(tmp_path, LONG)
     with running(tmp_path, "--workers", "2", "--algorithm", "sync", "--wait-limit", "1") as job:
         job.trains()
