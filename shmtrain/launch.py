@@ -32,6 +32,7 @@ from shmtrain.launch_join import room
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
+from shmtrain.tempdir import keep_short
 from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
@@ -47,6 +48,7 @@ def run(config: TrainConfig, console: Console, place: Launched | None = None) ->
 
     place  of this process where torchrun, mpirun or srun has started the workers: it is one of them
     """
+    keep_short()
     if config.sharing.join:
         from shmtrain import launch_join
 

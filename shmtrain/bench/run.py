@@ -19,6 +19,7 @@ from shmtrain.bench.errors import BenchError
 from shmtrain.bench.groups import Group, Hall, hall
 from shmtrain.bench.job import MIB, NOTHING, WHOLE
 from shmtrain.bench.mpi import Mpi
+from shmtrain.tempdir import keep_short
 from smb.memory import show
 
 CLOSE = 1.25  # a variant this much slower than the best of its kind goes no further
@@ -97,6 +98,7 @@ def _room(setting: Setting, workers: int) -> None:
 
 
 def _start(stack: contextlib.ExitStack, setting: Setting, workers: int) -> dict[str, Group]:
+    keep_short()
     folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="shmtrain-bench-box-"))
     address = f"unix:{folder}/box"
     stack.enter_context(smb.serve(unix=f"{folder}/box"))

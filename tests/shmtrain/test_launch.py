@@ -66,6 +66,18 @@ def test_the_log_says_at_the_start_how_the_job_is_done(tmp_path: Path) -> None:
     assert "Learning rate for 2 workers: the solver's rate x 2^0.75 = x 1.68 after 50 warm-up steps" in said
 
 
+def test_a_temporary_folder_too_long_for_sockets_does_not_stop_a_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a scheduler's scratch folder is; the fork server's socket would lie there as well as the box's."""
+    scratch = tmp_path / ("scratch" * 12)
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(scratch))
+    write(tmp_path, "max_iter: 4\n")
+    job = train(tmp_path, "--workers", "2")
+    assert job.process.returncode == 0, job.text
+
+
 def test_one_worker_without_a_box_is_the_originals_loop(tmp_path: Path) -> None:
     """No exchange, no rule for the rate, no other process."""
     write(tmp_path, f"max_iter: {ENDLESS} display: 100\n")
