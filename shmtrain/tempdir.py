@@ -6,8 +6,6 @@ import os
 import tempfile
 
 ROOM = 60  # bytes of a folder whose sockets stay within the kernel's 107
-    60  # bytes of a folder's path that leave room for what is put below it: a socket's path has 107 at most
-)
 
 
 def keep_short() -> None:
