@@ -59,18 +59,25 @@ def shm_files() -> set[str]:
 
 
 def held_by_strangers(names: set[str]) -> set[str]:
-    """Those files of /dev/shm that a living process outside this run has mapped or open."""
+    """Those files of /dev/shm that a living process outside this run has mapped or open.
+
+    By their inodes: a semaphore is mapped under another name than the one it is given.
+    """
     ours = set(run_processes()) | {os.getpid()}
-    held = set()
+    inodes, held = {}, set()
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            inodes[os.stat(f"{SHM}/{name}").st_ino] = name
     for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
         if pid in ours:
             continue
         try:
-            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+            maps = Path(f"/proc/{pid}/maps").read_text(errors="replace").splitlines()
             links = [os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")]
         except OSError:
             continue
-        held |= {n for n in names if f"{SHM}/{n}" in maps or f"{SHM}/{n}" in links}
+        mapped = {int(line.split()[4]) for line in maps if f" {SHM}/" in line}
+        held |= {name for inode, name in inodes.items() if inode in mapped or f"{SHM}/{name}" in links}
     return held
 
 
@@ -184,12 +191,7 @@ def pytest_configure(config: pytest.Config) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Beside each other (-n 2 --dist loadgroup) run files, never the tests of one, nor of the guest."""
-    for item in items:
-        group = "rdma" if item.get_closest_marker("rdma") else item.nodeid.partition("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
     if any(item.get_closest_marker("rdma") for item in items):
         from tests.rdma_guest.items import through_guest
 

@@ -64,12 +64,12 @@ class Guest:
     _said: str = ""
     _nodes: list[str] = field(default_factory=list)
 
-    def result(self, item: pytest.Item) -> Result:
+    def result(self, item: GuestItem) -> Result:
         if self._results is None:
             self._results = {}
-            self._nodes = [_plain(other) for other in item.session.items if isinstance(other, GuestItem)]
+            self._nodes = [other.test for other in item.session.items if isinstance(other, GuestItem)]
             self._run()
-        return self._results.get(_key(_plain(item))) or Result("error", f"no result:\n{self._said}", "0")
+        return self._results.get(_key(item.test)) or Result("error", f"no result:\n{self._said}", "0")
 
     def _run(self) -> None:
         made = image.image()
@@ -88,11 +88,6 @@ class Guest:
             self._said = outcome.said[-4000:]
             if (out / "junit.xml").exists():
                 self._results = read_junit(out / "junit.xml")
-
-
-def _plain(item: pytest.Item) -> str:
-    """Its name without the group that pytest-xdist puts behind it."""
-    return item.nodeid.removesuffix("@rdma")
 
 
 def _key(nodeid: str) -> tuple[str, str]:
@@ -120,11 +115,15 @@ def read_junit(path: Path) -> dict[tuple[str, str], Result]:
 
 
 class GuestItem(pytest.Item):
-    """Stands for a test that the guest runs."""
+    """Stands for a test that the guest runs. All have one file's name, so that one process has the guest.
 
-    def __init__(self, *, guest: Guest, **keywords: Any) -> None:
-        super().__init__(**keywords)
+    test  what pytest in the guest calls it
+    """
+
+    def __init__(self, *, guest: Guest, test: str, **keywords: Any) -> None:
+        super().__init__(**keywords, nodeid=f"guest::{test}")
         self._guest = guest
+        self.test = test
 
     def runtest(self) -> None:
         why = obstacle()
@@ -158,6 +157,6 @@ def through_guest(items: list[pytest.Item]) -> None:
     for index, item in enumerate(items):
         if item.get_closest_marker("rdma"):
             assert item.parent is not None
-            stand_in = GuestItem.from_parent(item.parent, name=item.name, guest=guest)
+            stand_in = GuestItem.from_parent(item.parent, name=item.name, guest=guest, test=item.nodeid)
             stand_in.own_markers[:] = [*item.own_markers, pytest.mark.timeout(LIMIT + 60).mark]
             items[index] = stand_in
