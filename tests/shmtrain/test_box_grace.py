@@ -131,7 +131,7 @@ class Flaky:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.value = 0
-        self.table = np.zeros(10, np.int64)
+        self.table = np.zeros(2 * len(Column), np.int64)
 
     def fail(self) -> None:
         if self.error:
