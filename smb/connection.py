@@ -114,8 +114,11 @@ class Connection:
 
     def _ended(self) -> None:
         """The client's end of the stream is closed: nobody waits for an answer."""
+        number = self._socket.fileno()
+        if number < 0:  # its own thread has closed it since
+            return
         probe = select.poll()
-        probe.register(self._socket, select.POLLRDHUP)
+        probe.register(number, select.POLLRDHUP)
         if probe.poll(0):  # the number may have been another's when this was reported
             self._give_up()
 

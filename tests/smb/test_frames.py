@@ -15,6 +15,7 @@ import pytest
 
 import smb
 from smb import layout, protocol
+from smb.connection import Connection
 from smb.protocol import HEADER, MAGIC, OPERATIONS
 from tests.smb.frames import Attacker, Frames, hello
 from tests.smb.processes import ServeProcess, state, wait_for
@@ -179,6 +180,14 @@ def test_what_was_granted_to_nobody_is_taken_back(served: smb.Daemon, folder: Pa
         box.lock("l").acquire(timeout=5)
         assert wait_for(lambda: box.list() == [])
         assert wait_for(ours)
+
+
+def test_an_end_that_is_reported_after_the_connection_has_closed_is_no_error() -> None:
+    """The watcher's thread is told of the end just before the connection's own thread closes the socket."""
+    ended = Connection.__new__(Connection)
+    ended._socket = socket.socket(socket.AF_UNIX)
+    ended._socket.close()
+    ended._ended()
 
 
 def test_descriptors_that_a_client_sends_are_not_kept(served: smb.Daemon, folder: Path) -> None:
