@@ -16,6 +16,7 @@ from prototxt.errors import DataError
 
 U8 = NDArray[np.uint8]
 _UBYTE = 8  # the header's code of unsigned bytes
+_PIECE = 1 << 20  # bytes unpacked at once
 _MOST = 1 << 31  # bytes that are unpacked; no such data set is larger
 
 
@@ -49,7 +50,11 @@ def _unpacked(path: str | os.PathLike[str], axes: int) -> bytes:
         if len(head) < 4 + 4 * axes or head[:4] != bytes((0, 0, _UBYTE, axes)):
             return b""
         claimed = prod(struct.unpack(f">{axes}I", head[4:]))
-        return head + file.read(min(claimed, _MOST) + 1)
+        pieces, left = [head], min(claimed, _MOST) + 1
+        while left and (piece := file.read(min(left, _PIECE))):  # one read takes the memory for all
+            pieces.append(piece)
+            left -= len(piece)
+        return b"".join(pieces)
 
 
 def write_idx(path: str | os.PathLike[str], values: U8) -> None:

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import struct
 import subprocess
 import sys
 import time
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 
@@ -165,10 +167,19 @@ def test_an_empty_hdf5_file_that_claims_a_lot_is_not_read_as_a_whole(tmp_path: P
     found.close()
 
 
-def test_an_idx_file_is_unpacked_no_further_than_its_header_says(tmp_path: Path) -> None:
-    import gzip
-    import tracemalloc
+def test_what_an_idx_file_claims_is_not_taken_before_it_is_there(tmp_path: Path) -> None:
+    """A packed file of a few bytes whose header claims 4 GiB."""
+    (tmp_path / "i").write_bytes(gzip.compress(bytes((0, 0, 8, 1, 255, 255, 255, 255, 7))))
+    tracemalloc.start()
+    try:
+        with pytest.raises(DataError, match="holds 1 values"):
+            read_idx(tmp_path / "i", 1)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 26
+    finally:
+        tracemalloc.stop()
 
+
+def test_an_idx_file_is_unpacked_no_further_than_its_header_says(tmp_path: Path) -> None:
     head = struct.pack(">BBBB", 0, 0, 8, 1) + struct.pack(">I", 10)
     (tmp_path / "i").write_bytes(gzip.compress(head + bytes(50_000_000), 9))
     tracemalloc.start()
