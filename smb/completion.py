@@ -49,6 +49,15 @@ class Command:
     positionals: list[Value] = field(default_factory=list)
     commands: dict[str, str] = field(default_factory=dict)  # name: what it does
 
+    @property
+    def words(self) -> list[str]:
+        """What may stand for a positional argument."""
+        return [word for value in self.positionals for word in value.words]
+
+    def behind(self, option: Option) -> str:
+        """A pattern of ``case``: the command, then one of the option's names."""
+        return "|".join(f'"{self.path} {name}"' for name in option.names)
+
 
 def add_shells(parser: argparse.ArgumentParser, program: str) -> None:
     """The argument of a command ``completion``."""
@@ -160,25 +169,24 @@ def _bash(program: str, commands: list[Command]) -> str:
     for c in commands:
         for option in c.options:
             if option.value.kind != "none":
-                names = "|".join(f'"{c.path} {name}"' for name in option.names)
-                values.append(f"        {names}) {_bash_value(option.value)}return ;;")
+                values.append(f"        {c.behind(option)}) {_bash_value(option.value)}return ;;")
         names = _quoted([name for option in c.options for name in option.names])
         options.append(f'        "{c.path}") words="{names}" ;;')
-        words = [*c.commands, *(word for value in c.positionals for word in value.words)]
+        words = [*c.commands, *c.words]
         kind = _kind(c)
         steps = [BASH_KINDS[kind].format(into="COMPREPLY")] if kind in BASH_KINDS else []
         if words:
             steps.append(f'COMPREPLY+=($(compgen -W "{_quoted(words)}" -- "$current"))')
         if steps:
             arguments.append(f'        "{c.path}") {"; ".join(steps)} ;;')
-    return BASH.format(
-        program=program,
-        function=_function(program),
-        paths=" | ".join(f'"{path}"' for path in _paths(commands)),
-        values="\n".join(values),
-        options="\n".join(options),
-        arguments="\n".join(arguments),
-    )
+    return _filled(BASH, program, commands, values=values, options=options, arguments=arguments)
+
+
+def _filled(template: str, program: str, commands: list[Command], **lines: list[str]) -> str:
+    """BASH or ZSH with the program's names and the lines of its ``case`` statements."""
+    paths = "|".join(f'"{path}"' for path in _paths(commands))
+    parts = {name: "\n".join(those) for name, those in lines.items()}
+    return template.format(program=program, function=_function(program), paths=paths, **parts)
 
 
 def _bash_value(value: Value) -> str:
@@ -244,26 +252,17 @@ def _zsh(program: str, commands: list[Command]) -> str:
     for c in commands:
         for option in c.options:
             if option.value.kind != "none":
-                names = "|".join(f'"{c.path} {name}"' for name in option.names)
                 words = f"compadd -- {_quoted(option.value.words)}" if option.value.words else ""
                 step = words or ZSH_KINDS.get(option.value.kind, "_message value")
-                values.append(f"        ({names}) {step}; return ;;")
+                values.append(f"        ({c.behind(option)}) {step}; return ;;")
         entries = [_entry(name, option.help) for option in c.options for name in option.names]
         options.append(f'        ("{c.path}") found=({_quoted(entries)}) ;;')
-        words_ = [word for value in c.positionals for word in value.words]
-        entries = [*(_entry(*item) for item in c.commands.items()), *(_entry(word, "") for word in words_)]
+        entries = [*(_entry(*item) for item in c.commands.items()), *(_entry(word, "") for word in c.words)]
         steps = [f"found=({_quoted(entries)}); _describe argument found"] if entries else []
         steps += [ZSH_KINDS[_kind(c)]] if _kind(c) in ZSH_KINDS else []
         if steps:
             arguments.append(f'        ("{c.path}") {"; ".join(steps)} ;;')
-    return ZSH.format(
-        program=program,
-        function=_function(program),
-        paths="|".join(f'"{path}"' for path in _paths(commands)),
-        values="\n".join(values),
-        options="\n".join(options),
-        arguments="\n".join(arguments),
-    )
+    return _filled(ZSH, program, commands, values=values, options=options, arguments=arguments)
 
 
 def _entry(name: str, text: str) -> str:
@@ -306,7 +305,7 @@ def _fish(program: str, commands: list[Command]) -> str:
             lines.append(f"{here} -a '(__fish_complete_directories)'")
         for name, text in c.commands.items():
             lines.append(f"{here} -a {_fish_quoted(name)} -d {_fish_quoted(text)}")
-        for word in (word for value in c.positionals for word in value.words):
+        for word in c.words:
             lines.append(f"{here} -a {_fish_quoted(word)}")
         for option in c.options:
             names = [f"-l {n[2:]}" if n.startswith("--") else f"-s {n[1:]}" for n in option.names]
