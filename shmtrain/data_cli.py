@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from prototxt.errors import DataError
+from shmtrain.commands.common import reported
 
 DIGITS = "examples/mnist/digits"
 BACKENDS = ("lmdb", "leveldb")
@@ -68,7 +68,7 @@ def _add_imageset(parser: argparse.ArgumentParser) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the chosen command; 0, or 1 with one line on stderr."""
+    """The command; returns its exit code."""
     args = parser().parse_args(argv)
     commands = {
         "convert-imageset": _imageset,
@@ -77,12 +77,7 @@ def main(argv: Sequence[str]) -> int:
         "cifar10": _cifar10,
         "ls": _ls,
     }
-    try:
-        commands[args.data_command](args)
-    except DataError as error:
-        print(f"shmtrain data {args.data_command}: {error}", file=sys.stderr)
-        return 1
-    return 0
+    return reported(f"data {args.data_command}", lambda: commands[args.data_command](args))
 
 
 def _imageset(args: argparse.Namespace) -> None:

@@ -7,15 +7,15 @@ is timed too and shown last.
 from __future__ import annotations
 
 import argparse
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from prototxt.errors import PrototxtError
+from shmtrain.commands.common import add_state, command_parser, reported
 from shmtrain.log import number
 from shmtrain.options import PRECISIONS
+from smb.arguments import whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net
@@ -34,43 +34,35 @@ class Timings:
 def main(argv: Sequence[str]) -> int:
     """The command; returns its exit code."""
     args = parser().parse_args(argv)
-    if args.iterations < 1:
-        parser().error(f"--iterations {args.iterations}: must be at least 1")
-    import torch  # not before the options are known to be right: it takes seconds
+    return reported("time", lambda: _run(args))
+
+
+def parser() -> argparse.ArgumentParser:
+    """The options of ``shmtrain time``."""
+    p = command_parser(
+        "time",
+        "Time each layer's forward and backward pass, and a training step as one graph.",
+        "shmtrain time examples/mnist/lenet_train_test.prototxt --iterations 20",
+    )
+    p.add_argument("net", metavar="NET.prototxt", help="the net file; its data layers give the input")
+    p.add_argument("--iterations", type=whole, default=50, metavar="N", help="how often (50)")
+    add_state(p, "TRAIN")
+    p.add_argument("--threads", type=whole, metavar="T", help="torch threads (all cores)")
+    p.add_argument("--precision", choices=PRECISIONS, default="float32", help="of the one graph (float32)")
+    return p
+
+
+def _run(args: argparse.Namespace) -> None:
+    import torch
 
     from prototxt.net import Net
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    stages = tuple(stage for stage in args.stage.split(",") if stage)
-    try:
-        with Net(args.net, args.phase, stages=stages, level=args.level, precision=args.precision) as net:
-            print(f"Testing for {args.iterations} iterations, {torch.get_num_threads()} threads.", flush=True)
-            for line in table(measure(net, args.iterations)):
-                print(line)
-    except (PrototxtError, OSError) as error:
-        print(f"shmtrain: {error}", file=sys.stderr)
-        return 1
-    return 0
-
-
-def parser() -> argparse.ArgumentParser:
-    """The options of ``shmtrain time``."""
-    p = argparse.ArgumentParser(
-        prog="shmtrain time",
-        description="Time each layer's forward and backward pass, and a training step as one graph.",
-        epilog="example:\n  shmtrain time examples/mnist/lenet_train_test.prototxt --iterations 20",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    p.add_argument("net", metavar="NET.prototxt", help="the net file; its data layers give the input")
-    p.add_argument("--iterations", type=int, default=50, metavar="N", help="how often (50)")
-    p.add_argument("--phase", choices=("TRAIN", "TEST"), default="TRAIN", help="of the net (TRAIN)")
-    p.add_argument("--level", type=int, default=0, help="of the net's state")
-    p.add_argument("--stage", default="", metavar="S[,S]", help="stages of the net's state")
-    p.add_argument("--threads", type=int, metavar="T", help="torch threads (all cores)")
-    p.add_argument("--precision", choices=PRECISIONS, default="float32", help="of the one graph (float32)")
-    return p
+    with Net(args.net, args.phase, stages=args.stage, level=args.level, precision=args.precision) as net:
+        print(f"Testing for {args.iterations} iterations, {torch.get_num_threads()} threads.", flush=True)
+        for line in table(measure(net, args.iterations)):
+            print(line)
 
 
 def measure(net: Net, iterations: int) -> Timings:
