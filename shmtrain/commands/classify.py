@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from prototxt.errors import DataError, NetError
-from shmtrain.commands.common import command_parser, reported, whole
+from shmtrain.commands.common import command_parser, reported
+from smb.arguments import whole
 
 if TYPE_CHECKING:
     import numpy as np

@@ -58,13 +58,6 @@ def names(text: str) -> tuple[str, ...]:
     return tuple(part for part in text.split(",") if part)
 
 
-def whole(text: str) -> int:
-    """The type of a number from 1 on."""
-    if not text.isascii() or not text.isdigit() or not int(text):
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
-    return int(text)
-
-
 def double_dashed(argv: Sequence[str]) -> list[str]:
     """The original's flags may begin with one dash: ``-model net.prototxt`` is ``--model net.prototxt``."""
     return [f"-{word}" if re.match(r"-[a-z]{2}", word) else word for word in argv]

@@ -9,7 +9,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from prototxt.errors import NetError
-from shmtrain.commands.common import add_state, command_parser, names, reported, whole
+from shmtrain.commands.common import add_state, command_parser, names, reported
+from smb.arguments import whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net

@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from shmtrain.commands.common import add_state, command_parser, double_dashed, reported, whole
+from shmtrain.commands.common import add_state, command_parser, double_dashed, reported
+from smb.arguments import whole
 
 if TYPE_CHECKING:
     from prototxt.net import Net

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prototxt.errors import PrototxtError
+from shmtrain.commands.common import names
 from shmtrain.compare import tables
 from shmtrain.compare.groups import grouped
 from shmtrain.compare.plan import (
@@ -77,7 +78,7 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     p.add_argument("solver", nargs="?", metavar="SOLVER.prototxt")
-    p.add_argument("--algorithms", type=_words, default=[], metavar="A,B", help="as --algorithm takes them")
+    p.add_argument("--algorithms", type=names, default=[], metavar="A,B", help="as --algorithm takes them")
     p.add_argument(
         "--variant", action="append", default=[], metavar='"NAME=A OPTIONS"',
         help="an algorithm with options of its own, under a name of its own; as often as you like",
@@ -96,12 +97,8 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
 def _numbers(text: str) -> list[int]:
-    numbers = [int(word) for word in _words(text)]
+    numbers = [int(word) for word in names(text)]
     if not numbers or min(numbers) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 on")
     return sorted(set(numbers))
