@@ -33,7 +33,7 @@ class Hdf5Output(nn.Module):
             raise data_error(self._spec, f"cannot write {os.path.abspath(self._path)}: {error}") from error
 
     def forward(self, data: Tensor, label: Tensor) -> tuple[Tensor, ...]:
-        if not data.ndim or not label.ndim or len(data) != len(label):
+        if len(data) != len(label):
             raise data_error(self._spec, f"{len(data)} rows of data, but {len(label)} of labels")
         with self._open("a") as file:
             for name, bottom in zip(NAMES, (data, label), strict=True):
@@ -70,7 +70,12 @@ def hdf5_output(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     of the first.)
     """
     expect(spec, 2, 0)
-    for bottom in bottoms:
-        if len(bottom) > AXES:
-            raise spec.error(f"HDF5Output writes at most {AXES} axes, not {shape_text(bottom)}")
-    return Built(Hdf5Output(spec, required(spec, "hdf5_output_param", "file_name")), [])
+
+    def tops(shapes: list[Shape]) -> list[Shape]:
+        for shape in shapes:
+            if not 1 <= len(shape) <= AXES:
+                raise spec.error(f"HDF5Output writes 1 to {AXES} axes, not {shape_text(shape)}")
+        return []
+
+    made = tops(bottoms)
+    return Built(Hdf5Output(spec, required(spec, "hdf5_output_param", "file_name")), made, reshape=tops)

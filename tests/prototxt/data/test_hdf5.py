@@ -13,6 +13,8 @@ import pytest
 from prototxt.data import hdf5_source
 from prototxt.data.config import ReaderConfig
 from prototxt.data.hdf5_source import Hdf5Source
+from prototxt.errors import LayerError
+from tests.prototxt.nets import inputs, layer, net
 
 MakeFiles = Callable[..., Path]
 
@@ -154,3 +156,18 @@ def test_more_than_two_giga_values_are_read_as_they_are_used(
     assert labels.tolist() == [3.0] * 4
     assert (first == 1).all()
     assert open_layer(text.format("shuffle: true"), seed=1).module()[0].shape == (4, width)
+
+
+def test_rows_that_hdf5_output_has_written_stay_when_the_net_is_reshaped(tmp_path: Path) -> None:
+    param = f'hdf5_output_param {{ file_name: "{tmp_path / "out.h5"}" }}'
+    with net(inputs(x=(2, 3), t=(2,)) + layer("out", "HDF5Output", "x t", "", param)) as built:
+        built.forward(x=np.ones((2, 3)), t=np.ones(2))
+        for name, shape in (("x", (4, 3)), ("t", (4,))):
+            built.blobs[name].reshape(*shape)
+        built.reshape()
+        built.forward(x=np.full((4, 3), 2), t=np.ones(4))
+        with h5py.File(tmp_path / "out.h5") as file:
+            assert file["data"][:, 0, 0, 0].tolist() == [1, 1, 2, 2, 2, 2]
+        built.blobs["t"].reshape()
+        with pytest.raises(LayerError, match="layer 'out': HDF5Output writes 1 to 4 axes, not"):
+            built.reshape()
