@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from prototxt import python_layer
 from prototxt.blob import ActivationBlob, Runs
 from prototxt.errors import PythonLayerError
 from prototxt.python_layer import Layer, Weights
@@ -47,6 +49,7 @@ class PythonLayer(nn.Module):
             for i, name in enumerate(spec.top)
         ]
         self.name = f"{spec.python_param.module}.{spec.python_param.layer}"
+        self.file = getattr(sys.modules.get(kind.__module__), "__file__", None) or kind.__module__
         self.layer = self._make(kind)
         self._ask("setup", self.bottom, self.top)
         self._ask("reshape", self.bottom, self.top)
@@ -68,13 +71,18 @@ class PythonLayer(nn.Module):
             raise self._failed(method, error) from error
 
     def _failed(self, method: str, error: BaseException) -> PythonLayerError:
-        """Names the user's own line, though what it called may have raised deeper down."""
-        frames = traceback.extract_tb(error.__traceback__)[1:] or traceback.extract_tb(error.__traceback__)
-        own = os.path.dirname(frames[0].filename)
-        last = [frame for frame in frames if os.path.dirname(frame.filename) == own][-1]
+        """Names the user's own line, though what it called may have raised deeper down.
+
+        The class's file where no line of it has run: a method is missing, or takes other arguments.
+        """
+        frames = traceback.extract_tb(error.__traceback__)[1:]
+        place = self.file
+        if frames and frames[0].filename != python_layer.__file__:
+            own = os.path.dirname(frames[0].filename)
+            last = [frame for frame in frames if os.path.dirname(frame.filename) == own][-1]
+            place = f"{last.filename}:{last.lineno}"
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        text = f"{self.name}.{method}: {said} ({last.filename}:{last.lineno})"
-        return PythonLayerError(str(self.spec.error(text)))
+        return PythonLayerError(str(self.spec.error(f"{self.name}.{method}: {said} ({place})")))
 
     def shapes(self, bottoms: Sequence[Shape]) -> list[Shape]:
         """The tops' shapes for bottoms of these."""

@@ -375,3 +375,28 @@ def test_a_layer_that_loses_its_bottoms_shape_says_so(folder: Path) -> None:
         own.blobs["t"].reshape(4, 3)
         with pytest.raises(NetError, match="Inputs must have the same dimension"):
             own.run()
+
+
+@pytest.mark.parametrize(
+    ("method", "code"),
+    [
+        ("forward", "def setup(self, bottom, top): pass"),
+        ("backward", "def forward(self, bottom, top): pass"),
+        ("forward", "def forward(self, bottom): pass"),
+        ("__init__", "def __init__(self): pass"),
+    ],
+)
+def test_a_method_that_is_missing_or_takes_other_arguments_is_named_with_the_classs_file(
+    folder: Path, method: str, code: str
+) -> None:
+    """Nothing of the class has run, so there is no line of it."""
+    (folder / "wrong.py").write_text(
+        f"import caffe\nclass Wrong(caffe.Layer):\n    {code}\n"
+        "    def reshape(self, bottom, top): top[0].reshape(*bottom[0].data.shape)\n"
+    )
+    fields = 'python_param { module: "wrong" layer: "Wrong" }'
+    text = inputs(x=(2, 2)) + product("ip", "x", "a") + layer("wrong", "Python", "a", "y", fields)
+    with pytest.raises(
+        PythonLayerError, match=rf"net:3: layer 'wrong': wrong\.Wrong\.{method}: .*/wrong\.py\)"
+    ):
+        _trained_once(text + layer("loss", "Reduction", "y", "loss", "loss_weight: 1"))
