@@ -20,6 +20,7 @@ MAGIC = 0xDB4775248B80FB57
 FOOTER_BYTES, TRAILER_BYTES = 48, 5  # of a table; of each of its blocks: type, checksum
 LOG_BLOCK, LOG_HEAD = 32768, 7
 MAX_BLOCK = 1 << 30
+COMPARATOR = b"leveldb.BytewiseComparator"
 VALUE, DELETION = 1, 0
 FULL, FIRST, MIDDLE, LAST = 1, 2, 3, 4  # parts of a log's record
 
@@ -105,7 +106,7 @@ class Manifest:
             tag, at = varint(edit, at)
             if tag == 1:
                 comparator, at = counted(edit, at)
-                if comparator != b"leveldb.BytewiseComparator":
+                if comparator != COMPARATOR:
                     raise Broken(f"its keys are sorted by {comparator.decode(errors='replace')}")
             elif tag in (2, 3, 4, 9):
                 value, at = varint(edit, at)
@@ -212,8 +213,7 @@ class LevelDbStore:
         manifest = self._manifest(current.decode(errors="replace").strip())
         self._runs = manifest.runs()
         self._young = self._logs(manifest)
-        self._first: bytes | None = next((key for key, _ in self.items()), None)
-        if self._first is None:
+        if next(self.items(), None) is None:
             raise DataError(f"{self.folder} is an empty LevelDB")
 
     def _missing(self) -> str:
@@ -239,7 +239,7 @@ class LevelDbStore:
         data = self._read(name)
         try:
             return Manifest(data)
-        except (Broken, ValueError) as error:
+        except ValueError as error:
             raise DataError(f"{self.folder}/{name}: {error}") from error
 
     def _logs(self, manifest: Manifest) -> list[Entry]:
@@ -284,7 +284,7 @@ class LevelDbStore:
                 raise DataError(f"cannot read {path}: {error.strerror}") from error
             try:
                 yield from file.entries()
-            except (Broken, ValueError) as error:
+            except ValueError as error:
                 raise DataError(f"{path}: {error}") from error
             finally:
                 file.close()

@@ -6,13 +6,24 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from prototxt._native import crc32c
-from prototxt.data.leveldb_store import FULL, MAGIC, VALUE, masked
+from prototxt.data.leveldb_store import (
+    COMPARATOR,
+    FIRST,
+    FOOTER_BYTES,
+    FULL,
+    LAST,
+    LOG_BLOCK,
+    LOG_HEAD,
+    MAGIC,
+    MIDDLE,
+    VALUE,
+    masked,
+)
 from prototxt.errors import DataError
 
 BLOCK_BYTES = 4096  # as LevelDB's own default
 TABLE_BYTES = 32 << 20
 LEVEL = 6  # of 0 to 6
-COMPARATOR = b"leveldb.BytewiseComparator"
 FIRST_TABLE = 5
 
 
@@ -84,8 +95,8 @@ class _Table:
         """Write what is left; the file's size."""
         self._flush()
         handles = self._put(_Block().finish()) + self._put(self._index.finish())
-        self._file.write(handles.ljust(40, b"\0") + MAGIC.to_bytes(8, "little"))
-        self._at += 48
+        self._file.write(handles.ljust(FOOTER_BYTES - 8, b"\0") + MAGIC.to_bytes(8, "little"))
+        self._at += FOOTER_BYTES
         self.close()
         return self._at
 
@@ -133,19 +144,13 @@ def _write_manifest(folder: Path, edits: bytes, next_number: int, sequence: int)
 
 
 def _log(record: bytes) -> bytes:
-    """One record of a log, in as many parts as its blocks of 32 KiB need."""
+    """A log of this one record, in as many parts as its blocks need; each part but the last fills one."""
     out = bytearray()
-    at = 0
-    while True:
-        room = 32768 - len(out) % 32768
-        if room <= 7:
-            out += b"\0" * room
-            continue
-        part = record[at : at + room - 7]
-        first, last = at == 0, at + len(part) == len(record)
-        kind = FULL if first and last else 2 if first else 4 if last else 3
+    room = LOG_BLOCK - LOG_HEAD
+    for at in range(0, len(record), room):
+        part = record[at : at + room]
+        first, last = at == 0, at + room >= len(record)
+        kind = FULL if first and last else FIRST if first else LAST if last else MIDDLE
         body = bytes([kind]) + part
         out += masked(crc32c(body)).to_bytes(4, "little") + len(part).to_bytes(2, "little") + body
-        at += len(part)
-        if last:
-            return bytes(out)
+    return bytes(out)

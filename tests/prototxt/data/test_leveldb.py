@@ -13,7 +13,7 @@ import pytest
 
 from prototxt._native import crc32c, leveldb_entries, snappy_unpack
 from prototxt.data import leveldb_write
-from prototxt.data.leveldb_store import LevelDbStore, masked
+from prototxt.data.leveldb_store import LevelDbStore, log_records, masked
 from prototxt.data.leveldb_write import counted, fill_leveldb, varint
 from prototxt.data.write import write_database
 from prototxt.errors import DataError
@@ -46,6 +46,12 @@ def test_what_is_written_is_read_in_order_over_blocks_and_tables(
     assert list(store.values(3, 7)) == [value for _, value in records[3::7]]
     assert store.key(1999) == b"01999"
     assert store.key(2000) == b""
+
+
+@pytest.mark.parametrize("size", [1, 32761, 32762, 100_000])
+def test_a_manifest_of_any_length_is_written_over_the_blocks_of_a_log(size: int) -> None:
+    record = random.Random(size).randbytes(size)
+    assert list(log_records(leveldb_write._log(record))) == [record]
 
 
 def test_younger_writes_in_a_log_replace_and_delete_those_in_tables(tmp_path: Path) -> None:
