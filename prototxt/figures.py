@@ -112,6 +112,6 @@ def _recurrent(node: Node, bottoms: Sequence[Shape]) -> int:
     """W_static, the third blob where there is a third bottom of features, is used once a sequence."""
     steps, rows = bottoms[0][:2]
     weights = [blob.numel() for blob in node.blobs if blob.dim() == 2]
-    static = len([blob for blob in node.blobs if blob.dim() == 2]) > (2 if node.type == "LSTM" else 3)
+    static = len(weights) > (2 if node.type == "LSTM" else 3)
     once = weights.pop(1) if static else 0
     return int(rows * (steps * sum(weights) + once))

@@ -18,18 +18,14 @@ def with_inputs(source: NetSource, shapes: Mapping[str, Shape]) -> NetSource:
     """
     unused = set(shapes)
     for layer in source.message.layer:
-        if layer.bottom or unused.isdisjoint(layer.top):
+        if layer.bottom or shapes.keys().isdisjoint(layer.top):
             continue
+        new = schema.LayerParameter(name=layer.name, type="Input", top=layer.top)
         for top in layer.top:
             if top not in shapes:
                 raise NetError(
                     f"{source.path}: layer {layer.name!r} makes {top!r} too: give that blob's shape as well"
                 )
-    for layer in source.message.layer:
-        if layer.bottom or not layer.top or not set(layer.top) <= set(shapes):
-            continue
-        new = schema.LayerParameter(name=layer.name, type="Input", top=layer.top)
-        for top in layer.top:
             new.input_param.shape.add().dim.extend(shapes[top])
         new.include.extend(layer.include)
         new.exclude.extend(layer.exclude)
