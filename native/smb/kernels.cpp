@@ -149,7 +149,7 @@ SMB_CLONES void adagrad_f32(float* __restrict s, float* __restrict g, const Adag
     const float more = s[i] + least;
     const float sum = more > least ? more : least;
     racy::store(s + i, sum);
-    g[i] = rate * q / (std::sqrt(sum) + epsilon);
+    g[i] = rate * (q / (std::sqrt(sum) + epsilon));  // rate * q may overflow
   }
 }
 

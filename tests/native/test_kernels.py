@@ -69,6 +69,9 @@ def test_adagrad_takes_no_step_beyond_its_rate_whatever_the_sums() -> None:
     _native.adagrad(sums, gradient, 0.5)
     np.testing.assert_allclose(gradient, [0.5, -0.5, 0.0, 1e-19], rtol=1e-6)
     np.testing.assert_array_equal(sums, np.array([4.0, 4.0, 0.0, 1e38], np.float32))
+    sums, gradient = np.zeros(2, np.float32), np.array([1e18, -1e18], np.float32)
+    _native.adagrad(sums, gradient, 1e38)
+    np.testing.assert_allclose(gradient, [1e38, -1e38], rtol=1e-6)
 
 
 def test_elastic_pull_fills_the_array_it_is_given() -> None:
