@@ -28,17 +28,13 @@ from smb.errors import (
 from smb.layout import check_key
 from smb.protocol import Stat
 from smb.transport.base import Array, Attachment, Opening, Options, Transport, connect, named
-from smb.vectors import Vectors
+from smb.vectors import Vectors, check_threads
 from smb.waiting import FOREVER, Counter, Lock, seconds
 
 if TYPE_CHECKING:
     from smb.transport.stream import WireStats
 
 SLICE = 1.0  # seconds that one native wait takes before it looks around
-
-
-def _no_threads(threads: int) -> RangeError:
-    return RangeError(f"threads is {threads}: an operation needs at least 1")
 
 
 class Segment(Vectors):
@@ -97,8 +93,7 @@ class Segment(Vectors):
                 raise RangeError(f"segment {self.key!r}: offset {offset} is not in 0..{self.count}")
             out = np.empty(self.count - offset, self.dtype)
         try:
-            if threads < 1:
-                raise _no_threads(threads)
+            check_threads(threads)
             self._read(out, offset, threads)
         except SmbError as error:
             raise self._named(error) from error
@@ -107,8 +102,7 @@ class Segment(Vectors):
     def write(self, array: Array, offset: int = 0, threads: int = 1) -> int:
         """Copy ``array`` into the segment from ``offset`` on; returns the version after it."""
         try:
-            if threads < 1:
-                raise _no_threads(threads)
+            check_threads(threads)
             version = self._write(array, offset, threads)
         except SmbError as error:
             raise self._named(error) from error
@@ -139,8 +133,7 @@ class Segment(Vectors):
         if isinstance(source, Segment):
             source = source._attachment
         try:
-            if threads < 1:
-                raise _no_threads(threads)
+            check_threads(threads)
             version = self._accumulate(source, scale, offset, threads, **self._by(wire))
         except SmbError as error:
             raise self._named(error) from error
@@ -162,8 +155,7 @@ class Segment(Vectors):
         Source: Zhang, Choromanska, LeCun 2015, Algorithm 1.
         """
         try:
-            if threads < 1:
-                raise _no_threads(threads)
+            check_threads(threads)
             if wire == "float32":
                 version = self._exchange(local, alpha, offset, threads)
             else:

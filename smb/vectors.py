@@ -7,16 +7,22 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TypeVar
 
-from smb.errors import SmbError, TypeMismatch
+from smb.errors import RangeError, SmbError, TypeMismatch
 from smb.transport.base import Attachment
 
 T = TypeVar("T")
 
 
+def check_threads(threads: int) -> None:
+    """Raises RangeError."""
+    if threads < 1:
+        raise RangeError(f"threads is {threads}: an operation needs at least 1")
+
+
 class Vectors(ABC):
     """A base of Segment. With shared memory the client does the work, otherwise the daemon.
 
-    The first four are updates like write: chunk by chunk under the chunks' locks, counted once in the
+    The first five are updates like write: chunk by chunk under the chunks' locks, counted once in the
     version, which they return. All but copy_from need float32. Ranges are in elements. ``other`` is another
     segment of the same box, taken from its element 0 on.
     """
@@ -63,8 +69,10 @@ class Vectors(ABC):
         """
         squares, pushed = self._one(sums)._attachment, self._one(gradient)._attachment
         size = max(gradient.count - offset, 0) if count is None else count
-        version = self._asked(
-            lambda: self._attachment.adagrad(
+
+        def step() -> int:
+            check_threads(threads)
+            return self._attachment.adagrad(
                 squares,
                 pushed,
                 rate,
@@ -75,7 +83,8 @@ class Vectors(ABC):
                 counts=counts,
                 threads=threads,
             )
-        )
+
+        version = self._asked(step)
         self._seen += counts
         return version
 

@@ -114,6 +114,7 @@ def test_an_operation_by_no_threads_is_refused(box: Box, threads: int) -> None:
             lambda: segment.write(local, threads=threads),
             lambda: segment.accumulate(local, threads=threads),
             lambda: segment.exchange(local, 0.5, threads=threads),
+            lambda: segment.adagrad(segment, segment, 0.5, threads=threads),
         ]
         for call in calls:
             with pytest.raises(smb.RangeError, match=f"segment 'a': threads is {threads}: .* at least 1"):
