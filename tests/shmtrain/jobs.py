@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -45,6 +45,7 @@ lr_policy: "fixed"
 """
 
 ENDLESS = 100_000_000
+PROGRAM = ("-m", "shmtrain.cli", "solver.prototxt", "--threads", "1")
 
 
 def write(folder: Path, solver: str, net: str = NET) -> Path:
@@ -105,13 +106,17 @@ class Job:
 @contextmanager
 def running(folder: Path, *options: str) -> Iterator[Job]:
     """``shmtrain solver.prototxt OPTIONS`` in ``folder``; killed at the end if it still runs."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with started(folder, [sys.executable, *PROGRAM, *options]) as job:
+        yield job
+
+
+@contextmanager
+def started(
+    folder: Path, command: Sequence[str], environment: Mapping[str, str] = os.environ
+) -> Iterator[Job]:
+    """The same with any command."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "shmtrain.cli", "solver.prototxt", "--threads", "1", *options],
-        cwd=folder,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
+        command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
     )
     job = Job(process)
     try:

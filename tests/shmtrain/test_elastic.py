@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,27 +21,9 @@ from tests.shmtrain.jobs import ENDLESS, Job, running, stop, write
 LONG = f"max_iter: {ENDLESS} display: 500\n"
 
 
-@contextmanager
-def joining(folder: Path, address: str, *options: str) -> Iterator[Job]:
+def joining(folder: Path, address: str, *options: str) -> AbstractContextManager[Job]:
     """``shmtrain --join`` as a process; killed at the end if it still runs."""
-    process = subprocess.Popen(
-        [
-            sys.executable, "-m", "shmtrain.cli", "solver.prototxt", "--threads", "1", "--smb", address,
-            "--job", "J", "--join", *options,
-        ],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        stderr=subprocess.PIPE,
-        text=True,
-    )  # fmt: skip
-    job = Job(process)
-    try:
-        yield job
-    finally:
-        if process.poll() is None:
-            process.kill()
-        process.wait()
-        job._reader.join(10)
+    return running(folder, "--smb", address, "--job", "J", "--join", *options)
 
 
 def test_workers_join_leave_and_take_a_lost_ones_place(tmp_path: Path, address: str) -> None:

@@ -24,13 +24,12 @@ from shmtrain.grace import LastingProgress
 from shmtrain.group import Column, State
 from shmtrain.log import Log
 from shmtrain.options import ConfigError, Options
-from tests.shmtrain.jobs import ENDLESS, Job, gone, write
+from tests.shmtrain.jobs import ENDLESS, PROGRAM, Job, gone, started, write
 from tests.shmtrain.mpi import need
 from tests.shmtrain.test_launch_faults import job_goes_on, rescued, weights
 
 LONG = f"max_iter: {ENDLESS} display: 200\n"
 PLACE = Launched("mpirun (MPICH)", 0, 2, 0, 2)
-PROGRAM = ["-m", "shmtrain.cli", "solver.prototxt", "--threads", "1"]
 
 
 @pytest.fixture(autouse=True)
@@ -47,18 +46,14 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 @contextmanager
 def launched(folder: Path, command: list[str], environment: dict[str, str]) -> Iterator[Job]:
-    process = subprocess.Popen(
-        command, cwd=folder, env={**environment, "OMP_NUM_THREADS": "1"}, stderr=subprocess.PIPE, text=True
-    )
-    job = Job(process)
-    try:
-        yield job
-    finally:
-        for pid in map(int, re.findall(r"Worker \d+ \(pid (\d+)\) of", job.text)):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.kill()
-        process.wait()
+    """What another launcher than ours starts; at the end its workers are killed, too."""
+    with started(folder, command, environment) as job:
+        try:
+            yield job
+        finally:
+            for pid in map(int, re.findall(r"Worker \d+ \(pid (\d+)\) of", job.text)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 # Whole launches ------------------------------------------------------------------------------------------
