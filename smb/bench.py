@@ -247,7 +247,8 @@ def write_csv(found: Sequence[Row], path: str) -> None:
         writer.writerows(astuple(row) for row in found)
 
 
-def _pyplot() -> Any:
+def load_pyplot() -> Any:
+    """matplotlib's, drawing into files. Raises SmbError where it is missing."""
     try:
         import matplotlib
 
@@ -260,7 +261,7 @@ def _pyplot() -> Any:
 
 def plot(found: Sequence[Row], path: str) -> None:
     """One picture an operation: GiB/s over the size, a line for each transport and number of processes."""
-    pyplot = _pyplot()
+    pyplot = load_pyplot()
     operations = list(dict.fromkeys(row.operation for row in found))
     figure, axes = pyplot.subplots(1, len(operations), figsize=(4.5 * len(operations), 4), squeeze=False)
     for place, operation in zip(axes[0], operations, strict=True):
@@ -282,7 +283,7 @@ def run(options: argparse.Namespace) -> int:
     """Measure, print the table, write what was asked for."""
     check_sizes(options)
     if options.plot:
-        _pyplot()  # before the measuring: it may be missing
+        load_pyplot()  # before the measuring: it may be missing
     found: list[Row] = []
     with contextlib.ExitStack() as stack:
         addresses = options.address or stack.enter_context(_daemon(options.transports))

@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
+from typing import TypeVar
 
 from shmtrain.bench import report
 from shmtrain.bench.contest import PARTS
 from shmtrain.bench.errors import BenchError
 from shmtrain.bench.mpi import Mpi, named
 from shmtrain.bench.run import Row, Setting, compare
+from smb.arguments import listed
+from smb.bench import load_pyplot
 from smb.errors import SmbError
 
 SIZES = (
@@ -22,6 +25,7 @@ SIZES = (
     213.0,
 )  # MiB: Inception_v1 without and with its side branches, ResNet_50, Inception_resnet_v2
 RIVALS = ("mpi", "gloo")
+N = TypeVar("N", int, float)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -30,12 +34,12 @@ def main(argv: Sequence[str]) -> int:
     try:
         setting = _setting(given)
         if given.plot:
-            report.pyplot()  # before the measuring: it may be missing
-    except BenchError as error:
+            load_pyplot()  # before the measuring: it may be missing
+    except (BenchError, SmbError) as error:
         p.error(str(error))
     before, rows = os.getloadavg(), list[Row]()
     try:
-        measured = compare(setting) if not given.read else _again(given.read)
+        measured = compare(setting) if not given.read else report.read_tables(given.read)
         for found in measured:
             rows += found
             print("\n".join(report.table(found)), flush=True)
@@ -60,10 +64,18 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--against", type=_names(RIVALS), metavar="L", help="mpi,gloo (those that are here)")
     p.add_argument(
-        "--sizes", type=_numbers, default=SIZES, metavar="MIB,..", help="MiB of a vector (26.7,51,97.5,213)"
+        "--sizes",
+        type=listed(_mib),
+        default=SIZES,
+        metavar="MIB,..",
+        help="MiB of a vector (26.7,51,97.5,213)",
     )
     p.add_argument(
-        "--workers", type=_counts, default=(2, 4), metavar="N,..", help="numbers of workers, 1 to 32 (2,4)"
+        "--workers",
+        type=listed(_count),
+        default=(2, 4),
+        metavar="N,..",
+        help="numbers of workers, 1 to 32 (2,4)",
     )
     p.add_argument(
         "--parts", type=_names(PARTS), default=PARTS, metavar="P,..",
@@ -91,10 +103,6 @@ def parser() -> argparse.ArgumentParser:
     return p
 
 
-def _again(paths: Sequence[str]) -> Iterator[list[Row]]:
-    yield from report.sized([row for path in paths for row in report.read_csv(path)])
-
-
 def _setting(given: argparse.Namespace) -> Setting:
     against = RIVALS if given.against is None else given.against
     mpis = _mpis(given) if "mpi" in against else []
@@ -110,8 +118,8 @@ def _setting(given: argparse.Namespace) -> Setting:
         if not least <= value < float("inf"):
             raise BenchError(f"{name} {value:g}: must be at least {least:g}")
     return Setting(
-        sizes=given.sizes,
-        workers=given.workers,
+        sizes=tuple(given.sizes),
+        workers=tuple(given.workers),
         parts=given.parts,
         mpis=tuple(mpis),
         gloo=gloo,
@@ -145,21 +153,18 @@ def _names(known: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     return names
 
 
-def _numbers(text: str) -> tuple[float, ...]:
-    try:
-        found = tuple(float(word) for word in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: numbers with commas") from error
-    if not all(0.001 <= number <= 65536 for number in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: 0.001 to 65536 MiB")
-    return found
+def _mib(text: str) -> float:
+    return _within(float, text, 0.001, 65536, "MiB")
 
 
-def _counts(text: str) -> tuple[int, ...]:
+def _count(text: str) -> int:
+    return _within(int, text, 1, 32, "workers")
+
+
+def _within(kind: Callable[[str], N], text: str, least: float, most: float, unit: str) -> N:
     try:
-        found = tuple(int(word) for word in text.split(","))
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: whole numbers with commas") from error
-    if not all(1 <= number <= 32 for number in found):
-        raise argparse.ArgumentTypeError(f"{text!r}: 1 to 32 workers")
-    return found
+        if least <= (number := kind(text)) <= most:
+            return number
+    except ValueError:
+        pass
+    raise argparse.ArgumentTypeError(f"{text!r}: {least:g} to {most:g} {unit}")

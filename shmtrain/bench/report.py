@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import csv
-import importlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, fields
-from typing import Any
 
 from shmtrain.bench.contest import BOX, COMPUTE, LABELS
 from shmtrain.bench.errors import BenchError
 from shmtrain.bench.job import PUSH, SEQUENTIAL, WHOLE
 from shmtrain.bench.run import Row
+from smb.bench import load_pyplot
 
 BARS = {"server": 4.0, "rma": 3.0, "allreduce": 3.0}  # sequential: times that the fused exchange is faster
 UNCOVERED = 2.0  # overlapped: times less
@@ -144,24 +143,16 @@ def read_csv(path: str) -> list[Row]:
         raise BenchError(f"{path}: not the CSV of a comparison: {error}") from error
 
 
-def sized(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The rows of one size and number of workers at a time, numbers of workers and sizes rising."""
+def read_tables(paths: Sequence[str]) -> Iterator[list[Row]]:
+    """The files' rows of one size and number of workers at a time, numbers of workers and sizes rising."""
+    rows = [row for path in paths for row in read_csv(path)]
     for workers, mib in sorted({(row.workers, row.mib) for row in rows}):
         yield [row for row in rows if (row.workers, row.mib) == (workers, mib)]
 
 
-def pyplot() -> Any:
-    """Raises BenchError where matplotlib is missing."""
-    try:
-        importlib.import_module("matplotlib").use("Agg")
-        return importlib.import_module("matplotlib.pyplot")
-    except ImportError as error:
-        raise BenchError("--plot needs matplotlib: `pip install 'shmtrain[plot]'`") from error
-
-
 def plot(rows: Sequence[Row], path: str) -> None:
     """One picture a number of workers and kind of overlap: milliseconds over MiB, a line for each way."""
-    chosen, draw = best(rows), pyplot()
+    chosen, draw = best(rows), load_pyplot()
     panels = [
         (workers, kind) for workers in dict.fromkeys(row.workers for row in rows) for kind in COLUMNS
         if any((row.workers, row.overlap, row.computing) == (workers, *kind) for row in rows)

@@ -20,7 +20,7 @@ from shmtrain.bench.groups import Group, Hall, hall
 from shmtrain.bench.job import MIB, NOTHING, WHOLE
 from shmtrain.bench.mpi import Mpi
 from shmtrain.tempdir import keep_short
-from smb.memory import show
+from smb.memory import available, cgroup_left, show
 
 CLOSE = 1.25  # a variant this much slower than the best of its kind goes no further
 AGAIN = 3
@@ -87,10 +87,8 @@ def _room(setting: Setting, workers: int) -> None:
     """Refuse what this machine has no memory for."""
     vectors = workers * 5 + (len(setting.mpis) * (5 * workers + 4)) + setting.gloo * 2 * workers
     need = int(vectors * max(setting.sizes) * MIB + workers * (80 + 300 * setting.gloo) * MIB)
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError), open("/proc/meminfo") as file:
-        free = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable"))
-    if need > free:
+    rooms = [room for room in (available(), cgroup_left()) if room is not None]
+    if rooms and need > (free := min(rooms)):
         raise BenchError(
             f"{workers} workers with vectors of {max(setting.sizes):g} MiB may need {show(need)} in all, "
             f"and {show(free)} are free: take smaller --sizes or fewer --workers"
