@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from google.protobuf.message import DecodeError, EncodeError
 
 from prototxt import schema, upgrade
 from prototxt.errors import WeightsError
+from prototxt.files import replacing_file
 from prototxt.schema import wire
 
 Array = npt.NDArray[np.float32]
@@ -98,18 +98,10 @@ def write_message(path: str | os.PathLike[str], message: Any) -> None:
         raw = message.SerializeToString()
     except (EncodeError, ValueError) as error:
         raise WeightsError(f"{target}: cannot be written as one message: {error}") from error
-    temporary = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
-            temporary = file.name
-            file.write(raw)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, file_mode())
-        os.replace(temporary, target)
+        with replacing_file(target) as beside:
+            Path(beside).write_bytes(raw)
     except OSError as error:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
         raise WeightsError(f"cannot write {target}: {error.strerror} ({len(raw)} bytes)") from error
 
 
@@ -200,10 +192,3 @@ def _complete(blob: Any) -> bool:
 
 def _looks_like_text(raw: bytes) -> bool:
     return all(byte in b"\t\r\n" or 32 <= byte < 127 for byte in raw[:256])
-
-
-def file_mode() -> int:
-    """The mode that a new file gets: temporary ones are made for their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return 0o666 & ~mask

@@ -11,12 +11,10 @@ Numbers are only read where their shape, or the file's size, has been checked: n
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import getLogger
 from math import prod
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -24,8 +22,9 @@ import numpy as np
 from torch import nn
 
 from prototxt.blob import ParamBlob
-from prototxt.caffemodel import Array, file_mode, wrong_number, wrong_shape
+from prototxt.caffemodel import Array, wrong_number, wrong_shape
 from prototxt.errors import WeightsError
+from prototxt.files import replacing_file
 from prototxt.room import unpacked_limit
 
 if TYPE_CHECKING:
@@ -160,23 +159,12 @@ def _text(dataset: Any) -> str | None:
 @contextmanager
 def _whole(path: str | os.PathLike[str]) -> Iterator[Any]:
     """A file to write into, in place of ``path`` once it is whole; WeightsError when that fails."""
-    target = Path(path)
-    temporary = ""
     try:
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as made:
-            temporary = made.name
-        with h5py.File(temporary, "w", locking=False) as file:
+        with replacing_file(path) as beside, h5py.File(beside, "w", locking=False) as file:
             yield file
-        with open(temporary, "rb") as written:
-            os.fsync(written.fileno())
-        os.chmod(temporary, file_mode())
-        os.replace(temporary, target)
     except (OSError, RuntimeError, ValueError, TypeError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise WeightsError(f"cannot write {target}: {reason}") from error
-    finally:
-        if temporary:
-            Path(temporary).unlink(missing_ok=True)
+        raise WeightsError(f"cannot write {os.fspath(path)}: {reason}") from error
 
 
 def write_net(net: Net, path: str | os.PathLike[str], diff: bool = False) -> None:

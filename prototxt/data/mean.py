@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from prototxt.data.apart import run_apart
 from prototxt.data.decode import Decoder
 from prototxt.data.store import backend_of, open_store
 from prototxt.errors import DataError
+from prototxt.files import replacing_file
 
 
 def image_mean(source: str, out: str | None) -> tuple[int, list[float]]:
@@ -78,14 +78,11 @@ def write_mean(file: Path, mean: NDArray[np.float32]) -> None:
     channels, height, width = mean.shape
     blob = schema.BlobProto(num=1, channels=channels, height=height, width=width)
     blob.data.extend(mean.ravel().tolist())
-    new = file.with_name(f"{file.name}.new-{os.getpid()}")
     try:
-        new.write_bytes(blob.SerializeToString())
-        new.rename(file)
+        with replacing_file(file) as beside:
+            Path(beside).write_bytes(blob.SerializeToString())
     except OSError as error:
         raise DataError(f"cannot write {file.absolute()}: {error.strerror}") from error
-    finally:
-        new.unlink(missing_ok=True)
 
 
 def _text(shape: tuple[int, ...]) -> str:
