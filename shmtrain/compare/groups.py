@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from shmtrain.compare.plan import ALONE
 from shmtrain.compare.results import Point, Result
 
-# Student's t for 95%, two-sided, of 1 to 10 degrees of freedom.
 BINS = 50  # of a curve of the training loss
+# Student's t for 95%, two-sided, of 1 to 10 degrees of freedom.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from prototxt.files import replacing_file
 from prototxt.text import parse_solver
 from shmtrain import cli
 from shmtrain.config import TrainConfig
@@ -229,9 +230,8 @@ def _nets(solver: str) -> dict[str, str]:
 
 def replace_text(path: Path, text: str) -> None:
     """Write a file whole or not at all."""
-    new = path.with_name(path.name + ".new")
-    new.write_text(text)
-    os.replace(new, path)
+    with replacing_file(path) as beside:
+        Path(beside).write_text(text)
 
 
 def standing(sharing: Sharing) -> float:

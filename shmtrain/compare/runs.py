@@ -97,12 +97,12 @@ class Runner:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End a training that still runs: as two Ctrl-C do, and by force when that does not help."""
-    for number in (signal.SIGINT, signal.SIGINT, signal.SIGKILL):
+    for number, patience in ((signal.SIGINT, 1.0), (signal.SIGINT, PATIENCE), (signal.SIGKILL, PATIENCE)):
         if process.poll() is not None:
             return
         process.send_signal(number)
         with suppress(subprocess.TimeoutExpired):
-            process.wait(PATIENCE if number == signal.SIGKILL else 1.0)
+            process.wait(patience)
 
 
 def errors(folder: Path) -> list[str]:
