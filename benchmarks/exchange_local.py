@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 import smb
+from shmtrain.bench.job import floats
 from smb import _native
 from smb.segment import Mapping
 
@@ -29,11 +30,7 @@ MIB = 1 << 20
 
 def private(nbytes: int) -> F32:
     """Private float32 on 4 KiB pages, all present."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    array = np.frombuffer(memory, np.float32)
-    array[:] = 0.25
-    return array
+    return floats(nbytes // 4, 0.25)
 
 
 def timed(work: Callable[[], object], repeat: int = 3) -> list[float]:

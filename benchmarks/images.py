@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from prototxt.net import Net
+from prototxt.speed import PRECISIONS
 from prototxt.text import parse_net
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -271,7 +272,7 @@ def main() -> int:
     p.add_argument("--rounds", type=int, default=7)
     p.add_argument("--milliseconds", type=float, default=300, help="about how long a round of a side takes")
     p.add_argument("--threads", type=int, help="torch threads (all cores)")
-    p.add_argument("--precision", choices=("float32", "bf16"), default="float32")
+    p.add_argument("--precision", choices=PRECISIONS, default="float32")
     args = p.parse_args()
     if unknown := [name for name in args.nets if name not in CASES]:
         p.error(f"no net {unknown[0]!r} here (nets: {', '.join(CASES)})")
