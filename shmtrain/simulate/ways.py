@@ -51,7 +51,7 @@ class Site:
         self.world, self.setting, self.machine = world, setting, machine
         self.version = 0
         self.crowd = min(1.0, machine.cores / setting.workers) if machine.cores else 1.0
-        users = setting.workers if setting.way not in ("hybrid",) else _groups(setting)
+        users = _groups(setting) if setting.way == "hybrid" else setting.workers
         self.hosts = -(-users // machine.per_host)
         self.memory = world.shared(machine.parallel * machine.boxes, machine.boxes)
         # Where processors are short, computing, copies and sums of all threads take turns on them.
