@@ -131,9 +131,16 @@ class _Inner(Hooks, ABC):
             raise NonFinite(f"the change of worker {rank} is NaN or Inf at element {at} of its weights")
         return change
 
+    def kept(self) -> dict[str, F32]:
+        """See algorithm_state."""
+        return {"quantising error": self._feedback.owed}
+
     @abstractmethod
     def vectors(self) -> dict[str, F32]:
         """What a resumed worker goes on from, live."""
+
+    def resume(self, steps: int) -> None:
+        self._steps = steps % self._meeting.tau
 
 
 @dataclass
@@ -219,12 +226,8 @@ class Diloco(_Inner):
     @property
     def _due(self) -> int:
         """After how many steps the next part is brought: tau/P."""
-        fragments, turn = len(self._parts), self._turn
-        return max((turn + 1) * self._round // fragments - turn * self._round // fragments, 1)
-
-    @property
-    def _round(self) -> int:
-        return self._pace.steps
+        fragments, turn, steps = len(self._parts), self._turn, self._pace.steps
+        return max((turn + 1) * steps // fragments - turn * steps // fragments, 1)
 
     def _bring(self) -> None:
         """Write the change of the part whose turn it is; who is too late for it takes theta instead."""
@@ -296,18 +299,11 @@ class Diloco(_Inner):
 
     # What is kept ----------------------------------------------------------------------------------------
 
-    def kept(self) -> dict[str, F32]:
-        """See algorithm_state."""
-        return {"quantising error": self._feedback.owed}
-
     def common(self) -> dict[str, F32 | Segment]:
         return {"outer momentum": self._outer.momentum}
 
     def vectors(self) -> dict[str, F32]:
         return {"base": self._base, "momentum": self._outer.momentum, "owed": self._feedback.owed}
-
-    def resume(self, steps: int) -> None:
-        self._steps = steps % self._meeting.tau
 
 
 def _parts(trained: int, n: int, fragments: int) -> list[slice]:
@@ -347,18 +343,11 @@ class AsynchronousDiloco(_Inner):
         self.stats.wired = self._feedback.told()
         self._meeting.joined()
 
-    def kept(self) -> dict[str, F32]:
-        """See algorithm_state."""
-        return {"quantising error": self._feedback.owed}
-
     def common(self) -> dict[str, F32 | Segment]:
         return {"outer momentum": self._momentum, "gathered changes": self._gathered}
 
     def vectors(self) -> dict[str, F32]:
         return {"base": self._base, "owed": self._feedback.owed}
-
-    def resume(self, steps: int) -> None:
-        self._steps = steps % self._meeting.tau
 
     def _end_round(self) -> None:
         self._pace.lap(self._steps)
