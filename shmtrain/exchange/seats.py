@@ -98,7 +98,7 @@ class Seats:
                     out += self._other
             out /= np.float32(len(members))
 
-    def _read(self, rank: int, step: int, out: F32) -> None:
+    def _read(self, rank: int, step: int, out: npt.NDArray[Any]) -> None:
         if rank not in self._seats:
             self._seats[rank] = self._seat(rank)
         self._seats[rank].read(out, offset=step % 2 * self._count, threads=self._threads)
@@ -135,9 +135,7 @@ class ByteSeats(Seats):
         with self.stats.part("rgw", received=others * data.nbytes):
             out[:] = 0
             for rank in members:
-                if rank not in self._seats:
-                    self._seats[rank] = self._seat(rank)
-                self._seats[rank].read(data, offset=step % 2 * self._count, threads=self._threads)
+                self._read(rank, step, data)
                 self.narrow.decode(data, other)
                 out += other
             out /= np.float32(len(members))
