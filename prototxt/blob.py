@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from prototxt.errors import NetError
 from prototxt.registry import Shape
+from prototxt.room import MAX_AXES
 
 Array = npt.NDArray[np.float32]
-MAX_AXES = 32
 
 
 class Blob:

@@ -17,11 +17,11 @@ from google.protobuf.message import DecodeError, EncodeError
 from prototxt import schema, upgrade
 from prototxt.errors import WeightsError
 from prototxt.files import replacing_file
+from prototxt.room import MAX_AXES
 from prototxt.schema import wire
 
 Array = npt.NDArray[np.float32]
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
-MAX_AXES = 32  # of a blob, as in the original
 
 
 def read_net(path: str | os.PathLike[str]) -> Any:

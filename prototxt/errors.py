@@ -39,3 +39,8 @@ class WeightsError(PrototxtError):
 
 class DataError(PrototxtError):
     """A data source cannot be read, or holds what the net cannot take."""
+
+
+def first_line(error: BaseException) -> str:
+    """What a library's error says, in one line for a message; its type where it says nothing."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -23,7 +23,8 @@ from torch import nn
 
 from prototxt.blob import ParamBlob
 from prototxt.caffemodel import Array, wrong_number, wrong_shape
-from prototxt.errors import WeightsError
+from prototxt.data.hdf5_source import DAMAGED
+from prototxt.errors import WeightsError, first_line
 from prototxt.files import replacing_file
 from prototxt.room import unpacked_limit
 
@@ -32,8 +33,6 @@ if TYPE_CHECKING:
 
 _log = getLogger(__name__)
 Match = tuple[list[nn.Parameter], list[Array]]  # a layer's parameters, and the file's values for them
-# What h5py raises for a file that is damaged inside: whatever its C library met, and what numpy made of it.
-DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, MemoryError)
 
 
 # Reading -------------------------------------------------------------------------------------------------
@@ -49,8 +48,7 @@ def _open(path: str | os.PathLike[str], what: str) -> Iterator[Any]:
     except WeightsError:
         raise
     except DAMAGED as error:
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise WeightsError(f"{shown}: cannot be read as an HDF5 {what}: {reason}") from error
+        raise WeightsError(f"{shown}: cannot be read as an HDF5 {what}: {first_line(error)}") from error
 
 
 def _member(group: Any, path: str, kind: type) -> Any:

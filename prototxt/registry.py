@@ -11,7 +11,7 @@ import torch
 from google.protobuf.message import Message
 from torch import nn
 
-from prototxt.errors import LayerError, PrototxtError
+from prototxt.errors import LayerError, PrototxtError, first_line
 from prototxt.forks import FORK_TYPES, origin
 from prototxt.room import too_large
 
@@ -183,12 +183,5 @@ def build_layer(spec: LayerSpec, bottoms: list[Shape]) -> Built:
         return built
     except PrototxtError:
         raise
-    except (
-        RuntimeError,
-        ValueError,
-        TypeError,
-        OverflowError,
-        MemoryError,
-    ) as error:  # sizes beyond any memory
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
-        raise spec.error(f"cannot be built for bottoms of shape {bottoms}: {reason}") from error
+    except (RuntimeError, ValueError, TypeError, OverflowError, MemoryError) as error:
+        raise spec.error(f"cannot be built for bottoms of shape {bottoms}: {first_line(error)}") from error

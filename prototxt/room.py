@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 MOST_VALUES = 2**31 - 1  # of one blob, as in the original
+MAX_AXES = 32  # likewise
 LARGE = 64 << 20  # bytes from which on the memory that is left is looked at
 UNPACKED = 32  # times a file's size: what is packed in it may be so much larger
 FREE_BYTES = 16 << 20  # that any file's content may take

@@ -15,15 +15,14 @@ from numpy.typing import NDArray
 from prototxt.data.config import ReaderConfig, Shape
 from prototxt.data.note import Note
 from prototxt.data.ring import MAX_COUNT
-from prototxt.errors import DataError
+from prototxt.errors import DataError, first_line
 from prototxt.room import unpacked_limit
 
-WHOLE_BYTES = (
-    256 << 20
-)  # files up to this size (as float32) are held in memory, larger ones read as they are used
+# Files up to this size (as float32) are held in memory, larger ones read as they are used.
+WHOLE_BYTES = 256 << 20
 
 Rows = NDArray[np.int64]
-# What h5py raises for a file that is damaged inside.
+# What h5py raises for a file that is damaged inside: whatever its C library met, and what numpy made of it.
 DAMAGED = (OSError, KeyError, ValueError, RuntimeError, TypeError, OverflowError, MemoryError)
 
 
@@ -63,8 +62,7 @@ class Hdf5File:
         except DataError:
             raise
         except DAMAGED as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise DataError(f"cannot read the HDF5 file {self.path}: {reason}") from error
+            raise DataError(f"cannot read the HDF5 file {self.path}: {first_line(error)}") from error
 
     def _open(self, name: str) -> Any:
         data = self._file.get(name)
