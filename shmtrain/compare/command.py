@@ -34,6 +34,7 @@ from shmtrain.compare.results import read, read_all
 from shmtrain.compare.runs import Runner, errors, held
 from shmtrain.options import ConfigError
 from shmtrain.report import NoPlots, draw, page
+from smb.arguments import whole
 
 OK, FAILED = 0, 1
 LIMIT = 24 * 3600.0
@@ -98,10 +99,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> list[int]:
-    numbers = [int(word) for word in names(text)]
-    if not numbers or min(numbers) < 1:
+    numbers = {whole(word) for word in names(text)}
+    if not numbers:
         raise argparse.ArgumentTypeError(f"{text!r} is no list of numbers from 1 on")
-    return sorted(set(numbers))
+    return sorted(numbers)
 
 
 def _seeds(text: str) -> list[int]:
