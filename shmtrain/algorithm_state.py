@@ -11,13 +11,12 @@ What a file does not have starts at zero: the files of a job of another size, or
 from __future__ import annotations
 
 import os
-import zipfile
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shmtrain.snapshot import F32, SnapshotError, write_atomically
+from shmtrain.snapshot import F32, UNREADABLE, SnapshotError, write_atomically
 
 if TYPE_CHECKING:
     from shmtrain.crowd import Crowd
@@ -92,7 +91,7 @@ class AlgorithmState:
                     return {}
                 names = [name for name in file.files if name.startswith("vector ")]
                 return {name.removeprefix("vector "): np.asarray(file[name], np.float32) for name in names}
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+        except UNREADABLE as e:
             raise SnapshotError(f"{path}: not an algorithm's state: {e}") from e
 
 

@@ -36,6 +36,10 @@ from shmtrain.params import Params
 
 F32 = npt.NDArray[np.float32]
 STATE_VERSION = 1  # of the workers' own files
+UNREADABLE = (  # what np.load and its file raise for one that is no .npz, or a broken one
+    OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error,
+    zipfile.BadZipFile,
+)  # fmt: skip
 
 
 class SnapshotError(Exception):
@@ -250,17 +254,7 @@ def read_worker(path: str, params: Params, histories: int) -> WorkerState | None
                 raise SnapshotError(f"{path}: is the state of another net or solver type")
             vectors = tuple(file[f"history{i}"] for i in range(histories))
             return WorkerState(int(file["count"]), vectors)
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        EOFError,
-        MemoryError,
-        NotImplementedError,
-        RuntimeError,
-        zlib.error,
-        zipfile.BadZipFile,
-    ) as e:
+    except UNREADABLE as e:
         raise SnapshotError(f"{path}: not a worker's state: {e}") from e
 
 

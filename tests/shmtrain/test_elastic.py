@@ -15,6 +15,7 @@ import pytest
 
 from shmtrain.algorithm_state import AlgorithmState
 from shmtrain.method import Method
+from shmtrain.snapshot import SnapshotError
 from tests.shmtrain.crowds import Recipe, open_job, together
 from tests.shmtrain.jobs import ENDLESS, Job, running, stop, write
 
@@ -109,6 +110,23 @@ def test_the_algorithms_state_goes_on_with_other_workers(
             for name in kept:
                 np.testing.assert_array_equal(own[name], before[rank][2][name] if rank < 2 else 0)
     assert [line for line in lines if "starts at zero" in line and "worker2" in line]
+
+
+@pytest.mark.parametrize(("place", "value"), [(10, 99), (8, 1)], ids=["method", "encrypted"])
+def test_an_algorithms_state_that_no_zip_reader_takes_is_told(
+    address: str, tmp_path: Path, place: int, value: int
+) -> None:
+    recipe = Recipe("diloco", 1, Method(beta=None, wire="int8"), tau=1)
+    (worker,) = open_job(address, recipe).workers
+    stem, path = str(tmp_path / "m"), tmp_path / "m.algorithm.npz"
+    state, _, _ = state_of(worker, recipe)
+    state.save(stem, leads=True)
+    data = bytearray(path.read_bytes())
+    for entry in re.finditer(rb"PK\x01\x02", bytes(data)):  # in the zip's directory
+        data[entry.start() + place] = value
+    path.write_bytes(data)
+    with pytest.raises(SnapshotError, match=r"m\.algorithm\.npz: not an algorithm's state"):
+        state.restore(stem, print)
 
 
 def state_of(worker: Any, recipe: Recipe) -> tuple[AlgorithmState, dict[str, Any], dict[str, Any]]:
