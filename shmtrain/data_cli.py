@@ -8,14 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prototxt.errors import DataError
-from shmtrain.commands.common import reported
+from shmtrain.commands.common import command_parser, reported
 
 DIGITS = "examples/mnist/digits"
 BACKENDS = ("lmdb", "leveldb")
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="shmtrain data", allow_abbrev=False)
+    parser = command_parser(
+        "data", "Make the databases that nets train on; say what one holds.", "shmtrain data mnist"
+    )
     commands = parser.add_subparsers(dest="data_command", required=True, metavar="COMMAND")
     _add_imageset(commands.add_parser("convert-imageset", help="a database from a list of images"))
     mean = commands.add_parser(

@@ -14,6 +14,7 @@ from shmtrain.bench.contest import PARTS
 from shmtrain.bench.errors import BenchError
 from shmtrain.bench.mpi import Mpi, named
 from shmtrain.bench.run import Row, Setting, compare
+from shmtrain.commands.common import command_parser
 from smb.arguments import listed
 from smb.bench import load_pyplot
 from smb.errors import SmbError
@@ -57,10 +58,10 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="shmtrain bench",
-        description="The box against MPI and gloo on the same vectors, in one interleaved run.",
-        allow_abbrev=False,
+    p = command_parser(
+        "bench",
+        "The box against MPI and gloo on the same vectors, in one interleaved run.",
+        "shmtrain bench --sizes 1 --workers 2 --rounds 1 --parts sequential",
     )
     p.add_argument("--against", type=_names(RIVALS), metavar="L", help="mpi,gloo (those that are here)")
     p.add_argument(

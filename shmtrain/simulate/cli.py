@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
+from shmtrain.commands.common import command_parser
 from shmtrain.simulate.setting import WAYS, Computing, Machine, Setting, SettingError
 
 MIB = 1 << 20
@@ -67,11 +68,11 @@ def _rows(settings: Sequence[Setting]) -> Iterator[tuple[str, ...]]:
 
 
 def parser() -> argparse.ArgumentParser:
-    p = argparse.ArgumentParser(
-        prog="shmtrain simulate",
-        description="Iteration time, throughput, communication share and staleness of machines not at hand.",
-        epilog="ways: " + ", ".join(WAYS),
-        allow_abbrev=False,
+    p = command_parser(
+        "simulate",
+        "Iteration time, throughput, communication share and staleness of machines not at hand.\n"
+        f"Ways: {', '.join(WAYS)}.",
+        "shmtrain simulate --algorithms seasgd,hybrid,allreduce --workers 1,16,64 --compute-ms 250",
     )
     p.add_argument(
         "--paper", action="store_true", help="the ShmCaffe paper's shares beside the simulated ones"
