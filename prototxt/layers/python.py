@@ -81,8 +81,7 @@ class PythonLayer(nn.Module):
             own = os.path.dirname(frames[0].filename)
             last = [frame for frame in frames if os.path.dirname(frame.filename) == own][-1]
             place = f"{last.filename}:{last.lineno}"
-        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        return PythonLayerError(str(self.spec.error(f"{self.name}.{method}: {said} ({place})")))
+        return PythonLayerError(str(self.spec.error(f"{self.name}.{method}: {_said(error)} ({place})")))
 
     def shapes(self, bottoms: Sequence[Shape]) -> list[Shape]:
         """The tops' shapes for bottoms of these."""
@@ -130,6 +129,10 @@ class PythonLayer(nn.Module):
         ]
 
 
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 @layer("Python")
 def python(spec: LayerSpec, bottoms: list[Shape]) -> Built:
     """Bottoms, tops and blobs as the class ``layer`` of ``module`` has them; see prototxt.python_layer.Layer.
@@ -152,7 +155,11 @@ def _class_of(spec: LayerSpec) -> type[Layer]:
     except FAILURES as error:
         absent = isinstance(error, ModuleNotFoundError) and error.name == "caffe"
         hint = " (`import shmtrain` brings one)" if absent else ""
-        raise PythonLayerError(str(spec.error(f"module {p.module!r}: {error}{hint}"))) from error
+        said = str(error) if isinstance(error, ImportError) else _said(error)
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if any(frame.filename.startswith(f + os.sep) for f in folders)]
+        place = f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+        raise PythonLayerError(str(spec.error(f"module {p.module!r}: {said}{hint}{place}"))) from error
     kind = getattr(module, p.layer, None)
     if not (isinstance(kind, type) and issubclass(kind, Layer)):
         what = "has no class" if kind is None else "has no layer"

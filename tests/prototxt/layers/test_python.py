@@ -348,6 +348,21 @@ def test_a_module_that_fails_to_load_is_tried_again(folder: Path) -> None:
     net(text).close()
 
 
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("np.zeros(1)", r"NameError: name 'np' is not defined \(.*/wrong\.py:2\)"),
+        ("raise SystemExit(0)", r"SystemExit: 0 \(.*/wrong\.py:2\)"),
+        ("import nothing_of_this_name", r"No module named 'nothing_of_this_name' \(.*/wrong\.py:2\)"),
+    ],
+)
+def test_a_module_that_fails_to_load_is_named_with_its_line(folder: Path, line: str, said: str) -> None:
+    (folder / "wrong.py").write_text(f"import caffe\n{line}\n")
+    text = inputs(x=(2,)) + python("Gain", "x", "y").replace("userlayers", "wrong")
+    with pytest.raises(PythonLayerError, match=rf"net:2: layer 'gain': module 'wrong': {said}"):
+        net(text)
+
+
 def test_a_missing_caffe_is_explained(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_modules, "_FACES", [])
     with pytest.raises(PythonLayerError, match=r"No module named 'caffe' \(`import shmtrain` brings one\)"):
