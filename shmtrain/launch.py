@@ -189,12 +189,16 @@ class _Launch:
     # The watch -------------------------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        while (living := [w for w in self._workers if not w.ended]) or self._joined.working():
+        while (living := [w for w in self._workers if not w.ended]) or self._joined_go_on():
             self._wait(living)
             for worker in living:
                 self._bury(worker)
             self._obey()
             self._look()
+
+    def _joined_go_on(self) -> bool:
+        """Those on other machines cannot be killed from here: a forced end does not wait for them."""
+        return not self._forced and self._joined.working()
 
     def _wait(self, living: list[Watched]) -> None:
         """Until a worker ends, a signal comes or TICK is over."""
@@ -234,6 +238,7 @@ class _Launch:
             self._forced = True
             self._log.error("Asked twice to stop: ending all workers now, nothing more is saved")
             self._kill()
+            self._joined.tell(signal.SIGKILL)
         if not self._signals.stops and self._snapshots == self._signals.snapshots:
             return
         rows = self._progress.rows()

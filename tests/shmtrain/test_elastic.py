@@ -5,19 +5,23 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
+from shmtrain import launch
 from shmtrain.algorithm_state import AlgorithmState
+from shmtrain.log import Log
 from shmtrain.method import Method
 from shmtrain.snapshot import SnapshotError
 from tests.shmtrain.crowds import Recipe, open_job, together
-from tests.shmtrain.jobs import ENDLESS, Job, running, stop, write
+from tests.shmtrain.jobs import ENDLESS, Job, gone, running, stop, write
 
 LONG = f"max_iter: {ENDLESS} display: 500\n"
 
@@ -54,6 +58,32 @@ def test_workers_join_leave_and_take_a_lost_ones_place(tmp_path: Path, address: 
                     r"Worker 0 \(pid \d+\) has ended with the job after \d+ iterations", leader.text
                 )
     assert list(tmp_path.glob("solver_iter_*.caffemodel"))
+
+
+def test_a_second_ctrl_c_ends_one_that_has_joined_and_hangs(tmp_path: Path, address: str) -> None:
+    write(tmp_path, LONG)
+    with running(tmp_path, "--workers", "1", "--smb", address, "--job", "J") as job:
+        job.trains()
+        with joining(tmp_path, address) as second:
+            job.wait_for("has joined: 2 workers train now")
+            second.process.send_signal(signal.SIGSTOP)
+            job.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert job.process.poll() is None
+            job.process.send_signal(signal.SIGINT)
+            assert job.end(10) == 1
+            assert gone(second.process.pid)
+    assert "Asked twice to stop" in job.text
+
+
+def test_a_forced_end_does_not_wait_for_another_machine(tmp_path: Path) -> None:
+    joined = Mock()
+    joined.working.side_effect = [True, False]
+    job = launch._Launch(Mock(), Mock(), Log(), joined)
+    job._forced = True
+    with job._signals:
+        job._watch()
+    joined.look.assert_not_called()
 
 
 def test_who_cannot_join_is_told_why(tmp_path: Path, address: str) -> None:
