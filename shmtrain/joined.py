@@ -84,9 +84,6 @@ class Joined:
                 with suppress(ProcessLookupError, PermissionError):
                     os.kill(place.pid, number)
 
-    def names(self) -> str:
-        return ", ".join(place.name for rank, place in self._places.items() if rank in self._strangers)
-
 
 def _there(state: State) -> bool:
     """Whether a worker is at work in this row, or on its way."""

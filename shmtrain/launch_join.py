@@ -26,7 +26,7 @@ from shmtrain.settings import Sharing, Start
 
 SPARE = 16  # rows of a job's table for workers that come later
 PATIENCE = 30.0  # seconds until others that join have taken their rows
-OK, FAILED = 0, 1
+FAILED = 1
 
 
 def description(config: TrainConfig, tickets: int) -> bytes:

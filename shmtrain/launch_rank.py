@@ -41,7 +41,7 @@ FIRST_RANK = 60.0  # seconds until the first rank has opened the job
 LAST_ONES = 10.0  # seconds for which the first rank holds its box for others that end
 POLL = 0.05
 SOCKET = "box.sock"
-OK, FAILED = 0, 1
+FAILED = 1
 Found = TypeVar("Found")
 
 
