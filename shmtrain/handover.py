@@ -82,8 +82,8 @@ def worker_threads(config: TrainConfig, place: Launched | None = None) -> int:
 
     place  where another launcher than ours has started them, and may have promised cores to each
     """
-    if config.run.threads or (place and place.threads):
-        return config.run.threads or (place.threads if place else None) or 1
+    if told := config.run.threads or (place.threads if place else None):
+        return told
     cores = len(os.sched_getaffinity(0))
     return max(1, cores // (place.local_world if place else config.sharing.workers))
 
