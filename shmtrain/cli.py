@@ -14,14 +14,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from shmtrain.method import METHODS, SERVERS, WAYS, WIRES
+from shmtrain.options import DATA, PRECISIONS
 
 if TYPE_CHECKING:
     from shmtrain.options import MethodOptions, Options
 
-DATA = ("split", "cursor")
 TERMINATIONS = ("counter", "master", "fastest", "mean")
 EFFECTS = ("stop", "snapshot", "none")
-PRECISIONS = ("float32", "bf16")
 OK, FAILED, USAGE = 0, 1, 2
 
 # name: (module, what it does); its main(arguments) runs it and returns the exit code, parser() is its parser

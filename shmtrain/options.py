@@ -11,6 +11,7 @@ from shmtrain.lr_rule import DEFAULT_WARMUP
 
 SIGNAL_EFFECTS = ("stop", "snapshot", "none")
 PRECISIONS = ("float32", "bf16")
+DATA = ("split", "cursor")
 MAX_WORKERS = 1024  # processes on one host
 MAX_THREADS = 1024  # OpenMP ends the process when it cannot start as many as it is told
 INT32 = (-(2**31), 2**31 - 1)  # max_iter and level in the schema
@@ -119,6 +120,7 @@ def check_options(options: Options) -> None:
     if not 0 <= options.box_grace < float("inf"):
         raise ConfigError(f"--box-grace {options.box_grace}: is no number of seconds")
     choice("--precision", options.precision, PRECISIONS)
+    choice("--data", options.data, DATA)
     for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
         choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
 
