@@ -33,14 +33,13 @@ def main(argv: Sequence[str]) -> int:
     p = parser()
     given = p.parse_args(argv)
     try:
-        setting = _setting(given)
+        measured = report.read_tables(given.read) if given.read else compare(_setting(given))
         if given.plot:
             load_pyplot()  # before the measuring: it may be missing
     except (BenchError, SmbError) as error:
         p.error(str(error))
     before, rows = os.getloadavg(), list[Row]()
     try:
-        measured = compare(setting) if not given.read else report.read_tables(given.read)
         for found in measured:
             rows += found
             print("\n".join(report.table(found)), flush=True)
