@@ -62,7 +62,7 @@ class Net:
     source   a prototxt file, a NetSource of prototxt.text, or a NetParameter (copied, upgraded when old)
     stages   appended to the net's own; level replaces the net's own unless None
     weights  a weight file or several, loaded over the fillers' values
-    worker   seed, rank, world and options: see Worker
+    worker   seed, rank, world, options and precision: see Worker
 
     Close the net, or leave its ``with`` block, to end its data layers' readers. Not for several threads.
     """

@@ -54,7 +54,10 @@ def replacing(folder: Path) -> Iterator[Path]:
 
 
 def fill_lmdb(folder: Path, records: Iterable[Record]) -> int:
-    """Write the records to a new LMDB in ``folder``; how many. Raises DataError when keys do not rise."""
+    """Write the records to the LMDB in ``folder``, new or behind those it has; how many.
+
+    Raises DataError when keys do not rise.
+    """
     count, stream = 0, iter(records)
     with lmdb.open(str(folder), map_size=FIRST_MAP, lock=False) as env:
         while part := list(islice(stream, PUTS_A_COMMIT)):
