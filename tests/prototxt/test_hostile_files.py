@@ -22,13 +22,14 @@ import numpy as np
 import pytest
 
 from prototxt import hdf5_weights, schema
-from prototxt._native import leveldb_entries
-from prototxt.caffemodel import parse_message, read_message
+from prototxt._native import crc32c, leveldb_entries
+from prototxt.caffemodel import parse_message, read_message, read_net
 from prototxt.data.apart import run_apart
 from prototxt.data.decode import Decoder, Undecodable
 from prototxt.data.hdf5_source import Hdf5File
 from prototxt.data.idx import read_idx
 from prototxt.data.leveldb_store import LevelDbStore, log_records, masked
+from prototxt.data.leveldb_write import fill_leveldb
 from prototxt.data.lmdb_store import LmdbStore
 from prototxt.errors import DataError, LayerError, ParseError, PrototxtError, WeightsError
 from prototxt.text import net_from_text, parse_net, parse_solver, parse_text
@@ -126,8 +127,6 @@ def test_an_old_layer_whose_name_is_no_utf8_is_refused(tmp_path: Path) -> None:
     old = schema.NetParameter()
     old.layers.add(name="QQQQ", type="RELU")
     (tmp_path / "w").write_bytes(old.SerializeToString().replace(b"QQQQ", b"\xffQQQ"))
-    from prototxt.caffemodel import read_net
-
     assert read_message(tmp_path / "w", "NetParameter").layers
     with pytest.raises(WeightsError):
         read_net(tmp_path / "w")
@@ -228,17 +227,10 @@ def test_keys_of_a_leveldb_block_are_not_repeated_beyond_measure() -> None:
 
 
 def test_a_leveldb_whose_keys_go_back_is_refused(tmp_path: Path) -> None:
-    from prototxt.data.leveldb_write import fill_leveldb
-
     fill_leveldb(tmp_path / "db", [(b"a", b"1"), (b"b", b"2")])
     (table,) = (tmp_path / "db").glob("*.ldb")
     data = table.read_bytes()
-    from prototxt._native import crc32c
-
     at = data.index(b"a\x01")
-    size = data.index(b"\0\0\0\0", data.index(b"b\x01"))
-    assert at
-    assert size
     block_end = _first_block(data)
     block = bytearray(data[:block_end])
     block[at : at + 1] = b"c"
@@ -250,8 +242,6 @@ def test_a_leveldb_whose_keys_go_back_is_refused(tmp_path: Path) -> None:
 
 def _first_block(data: bytes) -> int:
     """Where the first block of a table ends: its checksum fits there."""
-    from prototxt._native import crc32c
-
     for end in range(1, len(data) - 5):
         if masked(crc32c(data[: end + 1])) == int.from_bytes(data[end + 1 : end + 5], "little"):
             return end
@@ -259,8 +249,6 @@ def _first_block(data: bytes) -> int:
 
 
 def test_a_log_of_very_many_parts_is_joined_in_time() -> None:
-    from prototxt._native import crc32c
-
     def part(kind: int, body: bytes) -> bytes:
         checked = bytes([kind]) + body
         return masked(crc32c(checked)).to_bytes(4, "little") + len(body).to_bytes(2, "little") + checked
