@@ -36,7 +36,9 @@ def main(argv: Sequence[str]) -> int:
         measured = report.read_tables(given.read) if given.read else compare(_setting(given))
         if given.plot:
             load_pyplot()  # before the measuring: it may be missing
-    except (BenchError, SmbError) as error:
+        for path in filter(None, (given.csv, given.plot)):
+            open(path, "a").close()  # likewise: nothing is measured in vain
+    except (BenchError, SmbError, OSError) as error:
         p.error(str(error))
     before, rows = os.getloadavg(), list[Row]()
     try:

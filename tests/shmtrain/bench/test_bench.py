@@ -219,6 +219,7 @@ def test_a_launcher_of_no_known_library_is_refused() -> None:
         (["--against", "nccl"], "none of mpi, gloo"),
         (["--rounds", "0"], "at least 1"),
         (["--mpi-python", "x"], "belong together"),
+        (["--read", "/nonexistent/r.csv", "--csv", "/nonexistent/x.csv"], "/nonexistent/x.csv"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_starts(
