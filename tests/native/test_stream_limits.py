@@ -142,7 +142,11 @@ WRONG = {
     ),
     "last 3": (frame(19, NUMBER, 1, 0, 0, 1, 3, elements=b"1234"), ProtocolError),
     "an empty piece in the middle": (frame(19, NUMBER, 1, 0, 0, 0, 0), ProtocolError),
-    "an unknown wire type": (frame(20, NUMBER, 1, 0, 0, 1, 9, 5, 1.0, elements=b"1234"), ProtocolError),
+    "an unknown wire type": (frame(21, NUMBER, 1, 0, 0, 1, 1, 6, 0.5, elements=b"1234"), ProtocolError),
+    "moved values of an accumulate": (
+        frame(20, NUMBER, 1, 0, 0, 1, 1, 5, 1.0, elements=b"1234"),
+        ProtocolError,
+    ),
     "a shadow of an accumulate": (frame(20, NUMBER, 1, 0, 0, 1, 1, 4, 1.0, elements=b"1234"), ProtocolError),
     "an endless scale": (frame(20, NUMBER, 1, 0, 0, 1, 1, 0, np.inf, elements=b"1234"), RequestError),
     "alpha 0": (frame(21, NUMBER, 1, 0, 0, 1, 1, 0, 0.0, elements=b"1234"), RequestError),
