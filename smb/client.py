@@ -28,6 +28,7 @@ from smb.errors import (
 from smb.layout import check_key
 from smb.protocol import Stat
 from smb.transport.base import Array, Attachment, Opening, Options, Transport, connect, named
+from smb.transport.stream import refuse_wire, wire_code
 from smb.vectors import Vectors, check_threads
 from smb.waiting import FOREVER, Counter, Lock, seconds
 
@@ -171,11 +172,9 @@ class Segment(Vectors):
         """The argument that asks for a wire type, where it is one that the transport moves."""
         if wire == "float32":
             return {}
-        if wire not in protocol.WIRES[:-2]:
-            known = ", ".join(protocol.WIRES[:-2])
-            raise RequestError(f"unknown wire type {wire!r} (known: {known})")
+        wire_code(wire)  # also where the source is a segment, of which nothing travels
         if not getattr(self._attachment, "wires", False):
-            raise NotSupported(f"{self.transport} moves float32 alone, not {wire}: wire types are for tcp")
+            refuse_wire(wire, self.transport)
         return {"wire": wire}
 
     @property
