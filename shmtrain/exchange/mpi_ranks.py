@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -126,7 +126,7 @@ class RankMeeting:
     tau: int = 1
 
 
-class InStep(Hooks):
+class InStep(Hooks, ABC):
     """Ranks that make every step together: the seam's part that is the same however they form the mean.
 
     G = 1/N sum_x G_x(W); what BatchNorm accumulates is averaged likewise. Before each mean a few bytes tell
