@@ -240,10 +240,11 @@ def table(found: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def write_csv(found: Sequence[Row], path: str) -> None:
+def write_csv(kind: Any, found: Sequence[Any], path: str) -> None:
+    """The names of the dataclass ``kind``'s fields, then a line for each of ``found``."""
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
+        writer.writerow(field.name for field in fields(kind))
         writer.writerows(astuple(row) for row in found)
 
 
@@ -293,7 +294,7 @@ def run(options: argparse.Namespace) -> int:
             found.append(row)
             print(list(table([row]))[1], flush=True)
     if options.csv:
-        write_csv(found, options.csv)
+        write_csv(Row, found, options.csv)
     if options.plot:
         plot(found, options.plot)
     return 0

@@ -16,7 +16,7 @@ from shmtrain.bench.mpi import Mpi, named
 from shmtrain.bench.run import Row, Setting, compare
 from shmtrain.commands.common import command_parser
 from smb.arguments import listed
-from smb.bench import load_pyplot
+from smb.bench import load_pyplot, write_csv
 from smb.errors import SmbError
 
 SIZES = (
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     if not given.read:
         print(report.loads(before, os.getloadavg()))
     if given.csv:
-        report.write_csv(rows, given.csv)
+        write_csv(Row, rows, given.csv)
     if given.plot:
         report.plot(rows, given.plot)
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import astuple, fields
+from dataclasses import fields
 
 from shmtrain.bench.contest import BOX, COMPUTE, LABELS
 from shmtrain.bench.errors import BenchError
@@ -123,15 +123,8 @@ def loads(before: Sequence[float], after: Sequence[float]) -> str:
     )
 
 
-def write_csv(rows: Sequence[Row], path: str) -> None:
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(field.name for field in fields(Row))
-        writer.writerows(astuple(row) for row in rows)
-
-
 def read_csv(path: str) -> list[Row]:
-    """What ``write_csv`` wrote. Raises BenchError for another file, OSError."""
+    """What smb's ``write_csv`` wrote. Raises BenchError for another file, OSError."""
     kinds = {"str": str, "int": int, "float": float}
     try:
         with open(path, newline="") as file:
