@@ -131,7 +131,7 @@ class Reader:
             self._tell(self._claiming.take())
         try:
             message = self._sock.recv(_MAX_MESSAGE)
-        except BlockingIOError:
+        except (BlockingIOError, ConnectionResetError):  # it waits, or lies behind that error
             message = b""
         if message[:1] != BATCH:
             message = self._wait(BATCH, message)
@@ -189,7 +189,10 @@ class Reader:
         self._fail(self._death())
 
     def _receive(self) -> bytes:
-        """The next message; b"" when the reader is dead (seen by its pidfd: a fork may hold its socket)."""
+        """The next message; b"" when the reader is dead (seen by its pidfd: a fork may hold its socket).
+
+        One that ended before it had read all of ours shows as an error once; what it said lies behind that.
+        """
         poll = select.poll()
         poll.register(self._sock, select.POLLIN)
         if self._pidfd >= 0:
@@ -199,8 +202,9 @@ class Reader:
                 f"no batch for {self._timeout:g} s; reader process {self.pid} is alive, "
                 f"so the file system of {self._source} may be stalled"
             )
-        with suppress(BlockingIOError, ConnectionResetError):
-            return self._sock.recv(_MAX_MESSAGE)
+        for _ in range(2):
+            with suppress(BlockingIOError, ConnectionResetError):
+                return self._sock.recv(_MAX_MESSAGE)
         return b""
 
     def _death(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -19,6 +20,7 @@ import pytest
 
 from prototxt.data.config import ReaderConfig
 from prototxt.data.reader import SMALL_RING_SLOTS
+from prototxt.data.ring import FAILED
 from prototxt.data.source import Reader
 from prototxt.errors import DataError
 
@@ -152,6 +154,19 @@ def test_an_error_comes_in_its_place_after_the_good_batches(make_lmdb: Any) -> N
         for _ in range(2):
             with pytest.raises(DataError, match=r"db: record 6 \(key b'00000006'\) is no Datum"):
                 reader.take()
+
+
+def test_what_a_reader_said_last_is_heard_though_it_left_a_message_unread() -> None:
+    """The kernel tells of the unread one first, and only then gives what was sent."""
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    reader = Reader.__new__(Reader)
+    reader._sock, reader._pidfd, reader._timeout = mine, -1, 5.0
+    mine.setblocking(False)
+    with mine:
+        mine.send(bytes([1, 2]))
+        theirs.send(FAILED + b"why")
+        theirs.close()
+        assert reader._receive() == FAILED + b"why"
 
 
 # The reader's end ----------------------------------------------------------------------------------------
