@@ -277,7 +277,7 @@ class SolverChecks:
         return Run(
             random_seed=seed,
             debug_info=m.debug_info,
-            device="cpu",
+            gpu_asked=m.HasField("solver_mode") and m.solver_mode == m.GPU,
             sigint_effect=o.sigint_effect,
             sighup_effect=o.sighup_effect,
             threads=o.threads,

@@ -10,9 +10,11 @@ from pathlib import Path
 from types import TracebackType
 
 from shmtrain.config import TrainConfig
-from shmtrain.log import Log
+from shmtrain.log import Log, tell
 from shmtrain.metrics import Metrics, ranked
 from shmtrain.progress import Bar
+
+ON_CPU = "The solver file says solver_mode: GPU: training on the CPU, this version computes on nothing else"
 
 
 @dataclass
@@ -33,6 +35,10 @@ class Reports:
         """This worker's files; the first worker also shows the log on stderr, unless a bar goes there."""
         shown = rank == 0 and not (progress and sys.stderr.isatty())
         log = Log([sys.stderr] if shown else [], ranked(config.run.log, rank))
+        if config.run.gpu_asked and rank == 0:
+            log.warning(ON_CPU)
+            if not shown:
+                tell(f"shmtrain: {ON_CPU}")
         board = config.run.tensorboard
         board = os.path.join(board, f"worker{rank}") if board is not None and rank > 0 else board
         return cls(log, Metrics(ranked(config.run.metrics, rank), board))

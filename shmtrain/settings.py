@@ -157,11 +157,12 @@ class Run:
     """What concerns this run alone: seed (None: from the clock), signals, threads and where it reports.
 
     log, metrics  files of the first worker, beside the snapshots or in --log-dir
+    gpu_asked     the solver file says ``solver_mode: GPU``, which most files do: it is trained on the CPU
     """
 
     random_seed: int | None
     debug_info: bool
-    device: str
+    gpu_asked: bool
     sigint_effect: str
     sighup_effect: str
     threads: int | None

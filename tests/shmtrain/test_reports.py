@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from shmtrain.config import TrainConfig
 from shmtrain.log import Log, number, outputs
 from shmtrain.metrics import Metrics, ranked
 from shmtrain.progress import Bar, Look
+from shmtrain.reports import Reports
+from tests.shmtrain.jobs import write
 
 
 @pytest.mark.parametrize(
@@ -148,3 +151,25 @@ def test_the_bar_is_silent_where_there_is_no_terminal() -> None:
     bar.close()
     assert not bar.shown
     assert stream.getvalue() == ""
+
+
+@pytest.mark.parametrize("text", ["solver_mode: GPU", "solver_mode: CPU", ""])
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_file_that_asks_for_a_gpu_is_told_once_that_it_gets_the_cpu(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    text: str,
+    terminal: bool,
+) -> None:
+    """By the first worker alone, and beside a progress bar, too."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    write(tmp_path, f"max_iter: 4 {text}\n")
+    config = TrainConfig.load("solver.prototxt")
+    for rank in range(2):
+        Reports.open(config, rank).close()
+    line = "The solver file says solver_mode: GPU: training on the CPU"
+    assert capsys.readouterr().err.count(line) == text.count("GPU")
+    assert (tmp_path / "solver.log").read_text().count(line) == text.count("GPU")
+    assert "GPU" not in (tmp_path / "solver.worker1.log").read_text()
