@@ -227,6 +227,7 @@ class Connection:
         """The answer to one request and its frame; no answer with the frame of an error."""
         self._abandoned = False
         try:
+            protocol.check_version(header, body)
             answer = self._answer(protocol.unpack_request(header, body))
             return answer, protocol.pack(header.operation, header.number, answer.record)
         except SmbError as error:
@@ -291,10 +292,6 @@ class Connection:
                 remote.lose(request.segment)
 
     def _hello(self, request: protocol.Hello) -> protocol.Welcome:
-        if request.version != protocol.VERSION:
-            raise NotSupported(
-                f"the daemon speaks protocol version {protocol.VERSION}, not {request.version}"
-            )
         if self._session:
             raise RequestError("this connection has a session already")
         session = self._mapped(request) if request.mapped else self._unmapped(request)

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from smb import errors
-from smb.errors import ProtocolError, SmbError
+from smb.errors import NotSupported, ProtocolError, SmbError
 from smb.layout import put, unpack
 from smb.records import *  # users write protocol.Create
 from smb.records_rdma import *
@@ -34,7 +34,8 @@ from smb.records_restart import *
 from smb.records_status import *
 from smb.records_vectors import *
 
-VERSION = 3
+VERSION = 3  # the first two bytes of Hello, in every version
+HELLO = 1
 MAGIC = b"SMB1"
 HEADER = struct.Struct("<4sHHQI")
 MAX_REQUEST = 1 << 20  # bytes of a request's body
@@ -81,7 +82,7 @@ def _table(*rows: Operation) -> dict[int, Operation]:
 
 
 OPERATIONS = _table(
-    Operation(1, Hello, Welcome, 1, "open or join a session; the descriptor is the daemon's life word"),
+    Operation(HELLO, Hello, Welcome, 1, "open or join a session; the descriptor is the daemon's life word"),
     Operation(2, Bye, Done, 0, "end the session: owned segments are freed, locks and places released"),
     Operation(3, Create, Opened, 2, "make a segment; descriptors: control and payload", once=True),
     Operation(
@@ -173,6 +174,16 @@ def unpack_request(header: Header, body: bytes) -> object:
     if header.status:
         raise ProtocolError(f"a request's status is 0, not {header.status}")
     return unpack(OPERATIONS[header.operation].request, body)
+
+
+def check_version(header: Header, body: bytes) -> None:
+    """Refuse the Hello of another version, before it is unpacked: it may have another layout."""
+    version = int.from_bytes(body[:2], "little")
+    if header.operation == HELLO and len(body) >= 2 and version != VERSION:
+        raise NotSupported(
+            f"the client speaks protocol version {version}, the daemon version {VERSION}: install the same"
+            " version of shmtrain for both"
+        )
 
 
 def raise_failure(header: Header, body: bytes) -> None:

@@ -321,7 +321,9 @@ def connect(where: str, options: Options) -> Transport:
     try:
         return mapped(where, options)
     except (NotSupported, NotPermitted) as error:
-        from smb.transport import tcp  # rarely needed, and it loads ssl
+        why = str(error)
+    from smb.transport import tcp  # rarely needed, and it loads ssl
 
-        log.warning("daemon at %s: no shared memory, its data travel over the socket: %s", where, error)
-        return tcp.over_unix(where, options)
+    by_frames = tcp.over_unix(where, options)  # raises by itself what any client is refused for
+    log.warning("daemon at %s: no shared memory, its data travel over the socket: %s", where, why)
+    return by_frames

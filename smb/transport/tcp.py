@@ -121,9 +121,10 @@ class TcpTransport:
         self._introduce(line, sock)
         old = self.welcome
         known = line.generation == self._generation
+        if not old.session:
+            self._renew(line, sock, old)
+            return
         try:
-            if not old.session:
-                raise Closed("no session yet")
             self._hello(line, sock, old.session, old.secret, line.stream.number if known else 0)
             if not known:
                 line.begin(self.welcome.stream, self._generation)

@@ -86,7 +86,12 @@ WRONG = {
     ),
     "another version": (
         protocol.pack(1, 1, replace(hello(), version=9)),
-        "the daemon speaks protocol version 3, not 9",
+        "the client speaks protocol version 9, the daemon version 3: install the same version of shmtrain",
+        True,
+    ),
+    "another version's Hello": (
+        HEADER.pack(MAGIC, 1, 0, 1, 5) + b"\x09\x00new",
+        "the client speaks protocol version 9, the daemon version 3",
         True,
     ),
     "a segment of others": (protocol.pack(6, 1, protocol.Detach(1)), "attached to no segment 1", True),
@@ -103,6 +108,21 @@ def test_a_wrong_frame_gets_an_error_and_loses_the_stream_only_with_its_framing(
     assert header.status in protocol.ERRORS
     assert expected in message
     assert went_on == goes_on
+
+
+@pytest.mark.parametrize("reconnect", [0.0, 5.0])
+def test_a_client_of_another_version_is_refused_once(
+    process: ServeProcess,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    reconnect: float,
+) -> None:
+    """It is not told that shared memory does not work, nor of the ways in which it has been tried."""
+    monkeypatch.setattr(protocol, "VERSION", 9)
+    with pytest.raises(smb.NotSupported, match=r"client speaks protocol version 9, .* version 3") as refused:
+        smb.connect(process.address, reconnect=reconnect)
+    assert refused.value.__context__ is None
+    assert not caplog.text
 
 
 def test_nothing_is_served_before_hello(served: smb.Daemon, folder: Path) -> None:
