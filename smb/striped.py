@@ -12,6 +12,7 @@ from smb.crew import Crew
 from smb.errors import NotSupported, RangeError, RequestError
 from smb.pieces import before, pieces
 from smb.segment import CHUNK_BYTES
+from smb.transport.arrays import DeviceMemory
 from smb.transport.base import Array, Part
 from smb.transport.remote import RemoteAttachment
 from smb.transport.stream import WireStats
@@ -20,7 +21,9 @@ T = TypeVar("T")
 
 
 def _length(array: Any) -> int:
-    """Elements of a numpy array or torch tensor; whether it fits otherwise, each part looks."""
+    """Elements of a numpy array, torch tensor or GPU memory; whether it fits otherwise, each part looks."""
+    if isinstance(array, DeviceMemory):
+        return array.count
     numel = getattr(array, "numel", None)
     return int(numel()) if numel else int(np.asarray(array).size)
 

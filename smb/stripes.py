@@ -52,7 +52,7 @@ def connect(addresses: Sequence[str], options: Options) -> StripedTransport:
         transports: list[Transport] = []
         known: dict[int, str] = {}
         for address in addresses:
-            transport = base.connect(address, replace(options, striped=True))
+            transport = base.connect(address, options)
             stack.callback(transport.close)
             transports.append(transport)
             number: int = getattr(transport, "daemon", len(known))

@@ -35,7 +35,6 @@ class Options:
     token: str | os.PathLike[str] | bytes | None = None  # for tcp and rdma: a file, or the bytes
     tls: Tls | None = None  # for tcp; None: in the clear
     reconnect: float = 0.0  # seconds for which a daemon may be away at least before the client gives up
-    striped: bool = False  # the daemon is one of several that make one box
 
 
 class Attachment(Protocol):

@@ -121,8 +121,8 @@ class Channel:
         return self._connect()
 
     def ready(self) -> None:
-        """Connect and have the daemon answer, so that what keeps it from working is known at once."""
-        self.ask(lambda: protocol.Acknowledge(self.acknowledged), "the first request by RDMA")
+        """Have the daemon answer on the queue pair: it works, and what was written by it has landed."""
+        self.ask(lambda: protocol.Acknowledge(self.acknowledged), "an empty request by RDMA")
 
     def _connect(self) -> rdma.Pair:
         self._disconnect()

@@ -60,8 +60,6 @@ def _onesided(where: str, welcome: protocol.Welcome, options: Options) -> tuple[
     limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     if os.geteuid() and limit != resource.RLIM_INFINITY and limit < LOCKED:
         raise SmbError(f"{limit} bytes may be locked (`ulimit -l`), it needs {LOCKED}")
-    if options.striped:
-        raise SmbError("the stripes of one box need tcp or shared memory")
     host, port = network.parse(welcome.rdma)
     if host in network.EVERYWHERE:
         host = network.parse(where)[0]

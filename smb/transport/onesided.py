@@ -10,17 +10,19 @@ import math
 import os
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from smb import network, protocol, tls
-from smb.errors import NotSupported, RequestError, TransportError, TypeMismatch
+from smb.errors import RequestError, TransportError, TypeMismatch
+from smb.pieces import before, pieces
+from smb.segment import CHUNK_BYTES
 from smb.transport import ports, rdma
 from smb.transport.arrays import Arrays, Flat, check_range, flat
 from smb.transport.base import Array, Options
 from smb.transport.channel import PIECE, Channel, Move
-from smb.transport.pipeline import Accumulation, ElasticMove, Job, Pipeline, pieces
+from smb.transport.pipeline import Accumulation, ElasticMove, Job, Piece, Pipeline, update
 from smb.transport.remote import RemoteAttachment
 from smb.transport.stream import refuse_wire
 from smb.transport.tcp import TcpTransport
@@ -29,6 +31,14 @@ from smb.transport.threads import PerThread
 BY_COPY = 1 << 16  # bytes up to which an array goes through memory that is registered already
 ENDURANCE = 5.0  # seconds for which a daemon may be out of reach before it counts as dead
 PORT = "SMB_RDMA"  # the environment variable that says which port to use: DEVICE[/PORT[/GID_INDEX]]
+
+
+class Cut(NamedTuple):
+    """Part of a one-sided transfer, in bytes: where in the array, where in the segment, how many."""
+
+    at: int
+    there: int
+    nbytes: int
 
 
 class RdmaAttachment(RemoteAttachment):
@@ -54,59 +64,72 @@ class RdmaAttachment(RemoteAttachment):
     def _itemsize(self) -> int:
         return protocol.DTYPES[self._dtype]
 
-    def _flat(self, array: Array, verb: str, offset: int, writable: bool = False) -> Flat:
+    @property
+    def _per_chunk(self) -> int:
+        return CHUNK_BYTES // self._itemsize
+
+    def _flat(
+        self, array: Array, verb: str, offset: int, stripe: int, stripes: int, *, writable: bool = False
+    ) -> Flat:
+        """The array; what lies here of its range from ``offset`` on is within the segment."""
         given = flat(array, self._dtype, verb, writable=writable)
-        check_range(verb, offset, given.count, self._count)
+        begin, end = (before(e, self._per_chunk, stripe, stripes) for e in (offset, offset + given.count))
+        check_range(verb, begin, end - begin, self._count)
         return given
 
     # One-sided
 
-    def _move(self, verb: str, array: Flat, offset: int, *, write: bool) -> None:
-        if not array.count:
+    def _cut(self, array: Flat, offset: int, stripe: int, stripes: int) -> list[Cut]:
+        size = self._itemsize
+        if stripes == 1:
+            ats = range(0, array.nbytes, PIECE)
+            return [Cut(at, offset * size + at, min(PIECE, array.nbytes - at)) for at in ats]
+        share = pieces(offset, array.count, self._per_chunk, stripe, stripes)
+        return [Cut(one.at * size, one.begin * size, one.count * size) for one in share]
+
+    def _move(self, verb: str, array: Flat, cuts: list[Cut], *, write: bool) -> None:
+        if not cuts:
             return
         channel = self._carrier.channel()
         if array.values is not None and array.nbytes <= BY_COPY:
-            return self._copy(verb, channel, array, offset, write)
+            return self._copy(verb, channel, array, cuts, write)
         with self._carrier.arrays.lend(array, self.first) as region:
+            channel.move(verb, lambda: self._moves(region, cuts), write=write)
 
-            def moves() -> list[Move]:
-                place = self._place(offset)
-                cuts = range(0, array.nbytes, PIECE)
-                return [
-                    Move(
-                        region.span(at, min(PIECE, array.nbytes - at)),
-                        place._replace(address=place.address + at),
-                    )
-                    for at in cuts
-                ]
+    def _moves(self, region: rdma.Region, cuts: list[Cut]) -> list[Move]:
+        start = self._place(0)
+        return [
+            Move(region.span(one.at, one.nbytes), start._replace(address=start.address + one.there))
+            for one in cuts
+        ]
 
-            channel.move(verb, moves, write=write)
-
-    def _copy(self, verb: str, channel: Channel, array: Flat, offset: int, write: bool) -> None:
-        scratch = channel.scratch
-        part, own = scratch.bytes[: array.nbytes], array.host.view(np.uint8)
+    def _copy(self, verb: str, channel: Channel, array: Flat, cuts: list[Cut], write: bool) -> None:
+        scratch, own = channel.scratch, array.host.view(np.uint8)
         if write:
-            part[:] = own
-        channel.move(
-            verb, lambda: [Move(scratch.region.span(0, array.nbytes), self._place(offset))], write=write
-        )
-        if not write:
-            own[:] = part
+            scratch.bytes[: array.nbytes] = own
+        channel.move(verb, lambda: self._moves(scratch.region, cuts), write=write)
+        for one in () if write else cuts:  # the rest of the array may be others' who read at the same time
+            own[one.at : one.at + one.nbytes] = scratch.bytes[one.at : one.at + one.nbytes]
 
     def read(self, out: Array, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1) -> None:
-        _whole(stripes)
-        self._move("read", self._flat(out, "read", offset, writable=True), offset, write=False)
+        into = self._flat(out, "read", offset, stripe, stripes, writable=True)
+        self._move("read", into, self._cut(into, offset, stripe, stripes), write=False)
 
     def write(
         self, array: Array, offset: int = 0, threads: int = 1, stripe: int = 0, stripes: int = 1
     ) -> int:
-        _whole(stripes)
         self._write_to()
-        self._move("write", self._flat(array, "write", offset), offset, write=True)
-        return self.count_update()
+        values = self._flat(array, "write", offset, stripe, stripes)
+        self._move("write", values, self._cut(values, offset, stripe, stripes), write=True)
+        if stripes == 1:
+            return self.count_update()
+        self._carrier.channel().ready()  # answered behind the data: they are there before it is counted
+        return 0
 
     def initialise(self, values: Array) -> None:
-        self._move("initial values", self._flat(values, "initial", 0), 0, write=True)
+        given = self._flat(values, "initial", 0, 0, 1)
+        self._move("initial values", given, self._cut(given, 0, 0, 1), write=True)
+        self._carrier.channel().ready()  # they are there before others are told, which goes another way
 
     # Behind their data
 
@@ -120,8 +143,8 @@ class RdmaAttachment(RemoteAttachment):
         if self._dtype != "float32":
             raise TypeMismatch(f"{verb}: needs a segment of float32, this one holds {self._dtype}")
 
-    def _run(self, verb: str, job: Callable[[Channel], Job], count: int, offset: int) -> int:
-        if not count:
+    def _run(self, verb: str, job: Callable[[Channel], Job], cut: list[Piece]) -> int:
+        if not cut:
             return self.version
         channel = self._carrier.channel()
         pipeline: Pipeline | None = None
@@ -129,7 +152,7 @@ class RdmaAttachment(RemoteAttachment):
         def attempt() -> None:
             nonlocal pipeline
             if pipeline is None:
-                pipeline = Pipeline(channel, job(channel), list(pieces(offset, count, self._itemsize)))
+                pipeline = Pipeline(channel, job(channel), cut)
             pipeline.run()
 
         channel.mending(verb, attempt)
@@ -148,23 +171,23 @@ class RdmaAttachment(RemoteAttachment):
         stripes: int = 1,
     ) -> int:
         refuse_wire(wire, "rdma")
-        _whole(stripes)
         if not math.isfinite(np.float32(scale)):
             raise RequestError(f"accumulate: scale is {scale!r}: must be a finite float32")
         self._floats("accumulate")
         if isinstance(source, RemoteAttachment):
             return self._accumulate_from(source, scale, offset)
-        values = self._flat(source, "accumulate", offset)
+        values = self._flat(source, "accumulate", offset, stripe, stripes)
+        cut = update(offset, values.count, stripe, stripes)
         if values.nbytes <= BY_COPY:
-            return self._accumulate(scale, values, None, offset)
+            return self._accumulate(scale, values, None, cut)
         with self._carrier.arrays.lend(values, self.first) as region:
-            return self._accumulate(scale, values, region, offset)
+            return self._accumulate(scale, values, region, cut)
 
-    def _accumulate(self, scale: float, values: Flat, region: rdma.Region | None, offset: int) -> int:
+    def _accumulate(self, scale: float, values: Flat, region: rdma.Region | None, cut: list[Piece]) -> int:
         def job(channel: Channel) -> Job:
             return Accumulation(self._write_to(), scale, values.host, region, channel.scratch)
 
-        return self._run("accumulate", job, values.count, offset)
+        return self._run("accumulate", job, cut)
 
     def _accumulate_from(self, source: RemoteAttachment, scale: float, offset: int) -> int:
         if not isinstance(source, RdmaAttachment) or source._carrier is not self._carrier:
@@ -189,24 +212,18 @@ class RdmaAttachment(RemoteAttachment):
         stripes: int = 1,
     ) -> int:
         refuse_wire(wire, "rdma")
-        _whole(stripes)
         if not 0 < alpha <= 1:
             raise RequestError(f"exchange: alpha is {alpha!r}: must be above 0 and at most 1")
         self._floats("exchange")
-        values = self._flat(local, "exchange", offset, writable=True)
+        values = self._flat(local, "exchange", offset, stripe, stripes, writable=True)
 
         def job(channel: Channel) -> Job:
             return ElasticMove(self._write_to(), alpha, values.host, self._place(0), channel.scratch)
 
-        return self._run("exchange", job, values.count, offset)
+        return self._run("exchange", job, update(offset, values.count, stripe, stripes))
 
     def close(self) -> None:
         self._carrier.arrays.detach(self.first)
-
-
-def _whole(stripes: int) -> None:
-    if stripes > 1:
-        raise NotSupported("a striped box needs tcp or shared memory, not rdma")
 
 
 class RdmaTransport(TcpTransport):

@@ -7,7 +7,7 @@ adding go on at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from smb import _native, protocol
 from smb.errors import NonFinite, SmbError
+from smb.pieces import pieces
 from smb.segment import CHUNK_BYTES
 from smb.transport import rdma
 from smb.transport.channel import SLOTS, Channel, Move
@@ -24,22 +25,26 @@ F32 = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True)
 class Piece:
-    """Elements [offset, offset + count) of the segment, [begin, begin + count) of the array."""
+    """Elements [offset, offset + count) of the segment, [begin, begin + count) of the array.
+
+    last   as protocol.Write has it
+    whole  the first element's number in the segment, or in the larger one that it is a stripe of
+    """
 
     offset: int
     begin: int
     count: int
     last: int
+    whole: int
 
 
-def pieces(offset: int, count: int, itemsize: int) -> Iterator[Piece]:
-    """A range, cut at the segment's chunks."""
-    chunk, end = CHUNK_BYTES // itemsize, offset + count
-    at = offset
-    while at < end:
-        until = min(end, (at // chunk + 1) * chunk)
-        yield Piece(at, at - offset, until - at, int(until == end))
-        at = until
+def update(offset: int, count: int, stripe: int = 0, stripes: int = 1) -> list[Piece]:
+    """A stripe's share of a range of float32, cut at the chunks; one of several does not count it."""
+    cut = list(pieces(offset, count, CHUNK_BYTES // 4, stripe, stripes))
+    ends = 1 if stripes == 1 else 2
+    return [
+        Piece(one.begin, one.at, one.count, ends if one is cut[-1] else 0, offset + one.at) for one in cut
+    ]
 
 
 class Job(Protocol):
@@ -64,7 +69,7 @@ def nonfinite(verb: str, piece: Piece, values: F32, whose: str) -> None:
     bad = _native.first_nonfinite(values)
     if bad < 0:
         return
-    chunk, element = piece.offset * 4 // CHUNK_BYTES, piece.offset + bad
+    chunk, element = piece.whole * 4 // CHUNK_BYTES, piece.whole + bad
     error = NonFinite(
         f"{verb}: element {piece.begin + bad} of {whose} is NaN or Inf (element {element} of the segment, "
         f"chunk {chunk}); the chunks before it are done, it and later ones are not"
@@ -212,7 +217,7 @@ class Pipeline:
         """End an operation whose last piece will not come, without counting it."""
         self._ended = True
         if self._sent:
-            self._submit(Piece(0, 0, 0, 2), 0, None)
+            self._submit(Piece(0, 0, 0, 2, 0), 0, None)
 
     def _settle(self, record: Callable[[], Any]) -> None:
         """One answer, to the oldest piece under way or to the end of a stopped operation."""

@@ -27,6 +27,11 @@ from tests.smb.processes import ServeProcess
 Connect = Callable[..., Box]
 TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:", "rdma": "rdma:"}
 STRIPED = {"shm-over-3": ("unix:", 3), "tcp-over-3": ("tcp:", 3), "tcp-over-1": ("tcp:", 1)}
+RDMA_STRIPED = {"rdma-over-2": ("rdma:", 2)}
+EVERYWHERE = [
+    pytest.param(one, marks=pytest.mark.rdma) if "rdma" in one else one
+    for one in (*TRANSPORTS, *STRIPED, *RDMA_STRIPED)
+]  # for tests whose code is another one over stripes by RDMA; the rest does without these
 # For tests whose code is the same over sockets and over RDMA: the emulated guest takes seconds a test.
 ON_HOST = tuple(one for one in (*TRANSPORTS, *STRIPED) if one != "rdma")
 TOKEN = b"a token for the tests alone"
@@ -58,7 +63,7 @@ def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
     callspec = getattr(request.node, "callspec", None)
     transport = callspec.params.get("connect") if callspec else None
     tls = request.getfixturevalue("certified")[0] if transport == "tcp+tls" else None
-    rdma = f"{ports()[0].address}:0" if transport == "rdma" else None
+    rdma = f"{ports()[0].address}:0" if transport and transport.startswith("rdma") else None
     with smb.serve(
         unix=folder / "box.sock", tcp="127.0.0.1:0", rdma=rdma, token=TOKEN, tls=tls, lease=2.0
     ) as daemon:
@@ -79,26 +84,25 @@ def striped(served: Daemon, folder: Path) -> Iterator[Callable[[str, int], list[
 
         def start(scheme: str, number: int) -> list[str]:
             daemons = [served]
+            rdma = f"{ports()[0].address}:0" if scheme == "rdma:" else None
             for i in range(1, number):
-                one = smb.serve(unix=folder / f"{i}.sock", tcp="127.0.0.1:0", token=TOKEN, lease=2.0)
+                unix = folder / f"{i}.sock"
+                one = smb.serve(unix=unix, tcp="127.0.0.1:0", rdma=rdma, token=TOKEN, lease=2.0)
                 daemons.append(stack.enter_context(one))
             return [address for one in daemons for address in one.addresses if address.startswith(scheme)]
 
         yield start
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(one, marks=pytest.mark.rdma) if one == "rdma" else one for one in (*TRANSPORTS, *STRIPED)
-    ]
-)
+@pytest.fixture(params=EVERYWHERE[:-1])
 def connect(
     request: pytest.FixtureRequest, served: Daemon, striped: Callable[[str, int], list[str]]
 ) -> Iterator[Connect]:
     """Makes clients of one box over the transport under test."""
     boxes: list[Box] = []
     tls = request.getfixturevalue("certified")[1] if request.param == "tcp+tls" else None
-    addresses = striped(*STRIPED[request.param]) if request.param in STRIPED else []
+    several = (STRIPED | RDMA_STRIPED).get(request.param)
+    addresses = striped(*several) if several else []
 
     def make(name: str = "test", timeout: float = 10.0) -> Box:
         options = Options(name, timeout, TOKEN)

@@ -17,7 +17,7 @@ import pytest
 
 import smb
 from smb.client import Box
-from tests.smb.conftest import ON_HOST, Connect
+from tests.smb.conftest import EVERYWHERE, ON_HOST, Connect
 from tests.smb.processes import wait_for
 
 N = 200_000  # four chunks, the last one partly filled
@@ -27,6 +27,7 @@ def ramp(count: int = N) -> np.ndarray:
     return np.arange(count, dtype=np.float32)
 
 
+@pytest.mark.parametrize("connect", EVERYWHERE, indirect=True)
 def test_a_new_segment_holds_zeros_or_its_initial_values(box: Box) -> None:
     np.testing.assert_array_equal(box.create("a", N).read(), 0)
     segment = box.create("b", N, initial=ramp(), meta=b"ramp")
@@ -35,6 +36,7 @@ def test_a_new_segment_holds_zeros_or_its_initial_values(box: Box) -> None:
     assert (segment.lifetime, segment.version, segment.staleness) == ("attached", 0, 0)
 
 
+@pytest.mark.parametrize("connect", EVERYWHERE, indirect=True)
 def test_every_client_sees_the_same_memory(connect: Connect) -> None:
     one, other = connect(), connect()
     mine = one.create("a", N)
@@ -73,6 +75,7 @@ def test_segments_hold_every_type(box: Box, dtype: str) -> None:
     np.testing.assert_array_equal(segment.read(), values[::-1])
 
 
+@pytest.mark.parametrize("connect", EVERYWHERE, indirect=True)
 def test_accumulate_adds_where_the_segment_is(box: Box) -> None:
     center, delta = box.create("c", N, initial=ramp()), box.create("d", N, initial=ramp())
     assert center.accumulate(delta, scale=2.0) == 1
@@ -81,6 +84,7 @@ def test_accumulate_adds_where_the_segment_is(box: Box) -> None:
     np.testing.assert_array_equal(center.read()[3:10], 3 * ramp()[3:10] - 1)
 
 
+@pytest.mark.parametrize("connect", EVERYWHERE, indirect=True)
 def test_exchange_is_the_elastic_move(box: Box) -> None:
     rng = np.random.default_rng(0)
     local, start = rng.standard_normal((2, N)).astype(np.float32)

@@ -17,9 +17,12 @@ import pytest
 import smb
 from smb import stripes
 from smb.client import Box
+from smb.crew import Crew
 from smb.segment import CHUNK_BYTES
 from smb.server import Daemon
+from smb.striped import StripedAttachment
 from smb.transport import base
+from smb.transport.arrays import DeviceMemory
 from smb.transport.base import Options
 from tests.smb.processes import ServeProcess, chunk_held, wait_for
 
@@ -68,6 +71,20 @@ RANGES = [
     (N - 101, 2),
     (N, 0),
 ]
+
+
+def test_gpu_memory_goes_to_all_stripes_that_its_range_touches() -> None:
+    """Without a GPU: whether each is asked."""
+    asked: list[tuple[int, int]] = []
+
+    class Part:
+        def read(self, out: object, offset: int, threads: int, *, stripe: int, stripes: int) -> None:
+            asked.append((stripe, stripes))
+
+    parts: list[Any] = [Part(), Part(), Part()]
+    segment = StripedAttachment(Crew("abc"), parts, 3, N, "float32")
+    segment.read(DeviceMemory(3, 2 * PER_CHUNK), PER_CHUNK)
+    assert sorted(asked) == [(1, 3), (2, 3)]
 
 
 def test_a_range_is_the_same_as_of_a_plain_segment_element_by_element(

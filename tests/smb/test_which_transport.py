@@ -94,16 +94,6 @@ def test_a_client_that_cannot_use_the_daemons_rdma_says_why(
     assert f"RDMA does not work: {why}" in caplog.text
 
 
-def test_the_stripes_of_one_box_take_no_rdma(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level("INFO", "smb")
-    with smb.serve(tcp="127.0.0.1:0", token=TOKEN) as one, smb.serve(tcp="127.0.0.1:0", token=TOKEN) as two:
-        where = [daemon.addresses[0].removeprefix("tcp://") for daemon in (one, two)]
-        one.rdma, two.rdma = where
-        with smb.connect(",".join(where), token=TOKEN) as box:
-            assert box.transport == "tcp"
-    assert caplog.text.count("RDMA does not work: the stripes of one box need tcp or shared memory") == 2
-
-
 def test_rdma_that_was_named_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     with smb.serve(tcp="127.0.0.1:0", token=TOKEN) as daemon:
         port = daemon.addresses[0].removeprefix("tcp://")
