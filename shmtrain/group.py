@@ -6,6 +6,7 @@ The paper's control buffer: each worker writes its own row, all read. The launch
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,11 @@ I64 = npt.NDArray[np.int64]
 
 PATIENCE = 60.0
 POLL = 0.02
+
+
+def rows_lock(job: str) -> str:
+    """The name of the lock under which rows are read and then written."""
+    return f"{job}/rows"
 
 
 class State(IntEnum):
@@ -50,6 +56,7 @@ class Column(IntEnum):
     CREDIT  steps that one that came later counts as having made, where others wait for the slowest
     START   the job's iteration that this run began at
     LEAVES  whether it has been told to leave: one that is told later must not count on it to go on
+    FAULT   a number that stands for the error that it ends by, the same for the same error; 0 for none
     """
 
     STATE = 0
@@ -61,6 +68,7 @@ class Column(IntEnum):
     CREDIT = 6
     START = 7
     LEAVES = 8
+    FAULT = 9
 
 
 COLUMNS = len(Column)
@@ -233,6 +241,17 @@ class Progress:
         self.put(rank, Column.LOST, max(lost, 0))
         self.put(rank, Column.STATE, State.DEAD)
 
+    def fault(self, rank: int, error: str) -> int | None:
+        """Note the error that a worker ends by; the rank of another that it had ended before, if any.
+
+        The caller holds the job's lock of the rows.
+        """
+        number = zlib.crc32(error.encode()) + 1
+        column = self.rows().table[:, Column.FAULT]
+        same = [other for other in map(int, np.flatnonzero(column == number)) if other != rank]
+        self.put(rank, Column.FAULT, number)
+        return same[0] if same else None
+
     def take_row(self, pid: int) -> int | None:
         """A row for one that joins; None when there is none. The caller holds the job's lock of the rows.
 
@@ -245,7 +264,8 @@ class Progress:
         row = rows.table[rank].copy()
         row[Column.DONE] += row[Column.LOST]
         row[Column.CLAIMED], row[Column.LOST], row[Column.PACE] = row[Column.DONE], 0, 0
-        row[Column.STATE], row[Column.PID], row[Column.LEAVES] = State.JOINING, pid, 0
+        row[Column.STATE], row[Column.PID] = State.JOINING, pid
+        row[Column.LEAVES] = row[Column.FAULT] = 0
         others = [rows.done(other) + rows.credit(other) for other in rows.working]
         row[Column.CREDIT] = max(min(others, default=0) - int(row[Column.DONE]), 0)
         row[Column.START] = next((start for start in map(int, rows.table[:, Column.START]) if start), 0)

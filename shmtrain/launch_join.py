@@ -16,6 +16,7 @@ from typing import Any
 import smb
 from shmtrain.config import TrainConfig
 from shmtrain.grace import LastingProgress
+from shmtrain.group import rows_lock
 from shmtrain.handover import BoxPlace, Console, Handover
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
@@ -75,7 +76,7 @@ def _take_row(box: smb.Box, config: TrainConfig, console: Console) -> Handover:
     except smb.UnknownKey:
         raise ConfigError(f"no job {job!r} runs in the box at {address}") from None
     sharing, tickets = _described(progress.meta, config.sharing)
-    with box.lock(f"{job}/rows", PATIENCE):
+    with box.lock(rows_lock(job), PATIENCE):
         rank = progress.take_row(os.getpid())
     if rank is None:
         raise ConfigError(f"job {job!r} has no room for another worker: all {progress.size} rows are taken")

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -27,7 +27,7 @@ from shmtrain.exchange.following import Following
 from shmtrain.exchange.none import NoExchange
 from shmtrain.exchange.termination import Place, RankCounting, SharedCounting, open_counting
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
-from shmtrain.group import Column, Member, State
+from shmtrain.group import Column, Member, State, rows_lock
 from shmtrain.handover import WAITED_OUT, Console, Handover, counter_key, worker_threads
 from shmtrain.launch_marks import Witness, all_marks, machines, marks
 from shmtrain.learner import Learner
@@ -44,6 +44,7 @@ from shmtrain.trainer import Diverged, Summary, Trainer
 from shmtrain.watch import unblock
 
 WARM_POLL = 0.02
+FAULT_WAIT = 2.0  # seconds until another worker has noted its own error
 FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, OSError)
 
 
@@ -146,14 +147,24 @@ class _Worker:
         """Train to the end of the job; the exit code. Does not return when the box or the launcher dies."""
         lifeline = Lifeline(self._handover.launcher.fd, self._handover.launched_by, self._rescue.end)
         with lifeline, ExitStack() as stack:
+            box = None
             try:
-                self._train(stack.enter_context(self._connect()), stack)
+                box = stack.enter_context(self._connect())
+                self._train(box, stack)
             except smb.TransportError as error:
                 lifeline.cut(f"the memory box is gone ({error})")  # while all is still open
             except FAILURES as error:
-                self._told.error(f"{self._name}: {error}")
+                self._told.error(f"{self._name}: {self._reason(box, error)}")
                 return WAITED_OUT if isinstance(error, smb.WaitTimeout) else 1
         return 0
+
+    def _reason(self, box: smb.Box | None, error: Exception) -> str:
+        """What ends several workers, as data that cannot be read, is said in full by the first of them."""
+        job, rank, said = self._handover.job, self._handover.rank, None
+        if box is not None:
+            with suppress(smb.SmbError), box.lock(rows_lock(job), FAULT_WAIT):
+                said = LastingProgress.attach(box, job).fault(rank, str(error))
+        return str(error) if said is None else f"ends by the same error as worker {said}"
 
     def _connect(self) -> smb.Box:
         name, grace = f"worker {self._handover.rank}", self._config.sharing.grace

@@ -133,6 +133,14 @@ def test_when_all_workers_are_killed_the_job_fails(tmp_path: Path) -> None:
     assert "All workers have died" in job.text
 
 
+def test_data_that_no_worker_can_read_is_said_in_full_once(tmp_path: Path) -> None:
+    write(tmp_path, "max_iter: 10\n", HDF5 + LAYERS)
+    job = train(tmp_path, "--workers", "3")
+    assert job.process.returncode == 1
+    assert job.text.count("cannot read the list of HDF5 files") == 1, job.text
+    assert len(re.findall(r"Worker \d \(pid \d+\): ends by the same error as worker \d", job.text)) == 2
+
+
 def test_a_stopped_worker_is_named_and_named_again_when_it_goes_on(tmp_path: Path) -> None:
     write(tmp_path, LONG)
     with running(tmp_path, "--workers", "2", "--stuck", "1") as job:
