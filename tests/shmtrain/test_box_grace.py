@@ -20,7 +20,7 @@ from shmtrain.group import Column, State
 from tests.shmtrain.jobs import ENDLESS, Job, gone, running, stop, write
 from tests.smb.processes import ServeProcess
 
-LONG = f"max_iter: {ENDLESS} display: 200\n"
+LONG = f"max_iter: {ENDLESS} display: 20\n"
 
 
 @pytest.fixture
