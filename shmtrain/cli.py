@@ -156,7 +156,9 @@ def _add_method(p: argparse.ArgumentParser) -> None:
         "--dynamic", action="store_true", default=None, help="diloco: slower workers make fewer steps a round"
     )
     g.add_argument(
-        "--wire", choices=WIRES, help="elastic, hybrid: increments over TCP (float32); diloco: changes (int8)"
+        "--wire",
+        choices=WIRES,
+        help="elastic, hybrid: increments, remotely (float32); diloco: changes (int8)",
     )
     g.add_argument("--wait-limit", type=float, metavar="S", help="longest wait for other workers (300)")
 

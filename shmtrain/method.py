@@ -146,7 +146,7 @@ class Method:
     bucket_mib      MiB of one allreduce
     fragments       parts of the weights that diloco exchanges in turns; overlap: steps until a mean is taken
     dynamic         a slower worker makes fewer steps in a round
-    wire            how increments travel to a box over TCP; diloco's changes are made small for any transport
+    wire            how increments travel over TCP and RDMA; diloco's changes are made small for any transport
     wait_limit      seconds after which a wait for other workers ends with an error that names them
     """
 
@@ -206,7 +206,9 @@ def check_told(o: Options, m: Method) -> None:
     if METHODS[o.algorithm].wire != "float32":
         return
     if m.wire != "float32" and o.smb is None:
-        raise ConfigError(f"--wire {m.wire} is for a box over TCP: name one with --smb tcp://HOST:PORT")
+        raise ConfigError(
+            f"--wire {m.wire} is for a box on a network: name one, as with --smb tcp://HOST:PORT"
+        )
     if m.wire != "float32" and o.exchange not in (None, "fused"):
         raise ConfigError(f"--wire {m.wire} needs --exchange fused, not {o.exchange}")
 

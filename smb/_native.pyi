@@ -360,3 +360,12 @@ class Transfer:
     def expecting(self) -> bool: ...
     @property
     def finished(self) -> bool: ...
+
+def wire_bytes(wire: int, count: int) -> int:
+    """Bytes that so many elements take; wire as in smb.transport.stream.WIRES."""
+
+def to_wire(data: Any, values: Any, wire: int) -> None:
+    """float32 values, which hold no NaN, as they travel: into ``data``, of wire_bytes() single bytes."""
+
+def from_wire(values: Any, data: Any, wire: int) -> None:
+    """Back. The peer decides what is in there: NaN and Inf may come out."""

@@ -148,8 +148,8 @@ class Segment(Vectors):
 
         local  (n,) float32, changed in place
         alpha  moving rate, 0 < alpha <= 1
-        wire   as in accumulate, over tcp alone: the differences to what was sent before travel, and both ends
-               apply what was sent, so that nothing is lost by rounding
+        wire   as in accumulate, for what both ends then apply, so that nothing is lost by rounding: over tcp
+               the differences to what was sent before, both ways; over rdma d, after a read in float32
 
         local + segment is unchanged. NonFinite names the first chunk of ``local`` with NaN or Inf: chunks
         before it have moved on both sides, it and later ones on neither.
@@ -179,7 +179,7 @@ class Segment(Vectors):
 
     @property
     def wire_stats(self) -> WireStats | None:
-        """Bytes moved and what quantising cost at this end, over tcp; else None."""
+        """Bytes moved and what quantising cost at this end, over tcp and rdma; else None."""
         told: Callable[[], WireStats] | None = getattr(self._attachment, "wire_stats", None)
         return told() if told else None
 

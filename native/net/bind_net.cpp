@@ -387,11 +387,49 @@ void bind_client(py::module_& m) {
       .def_property_readonly("finished", [](const ArrayTransfer& self) { return self.transfer->finished(); });
 }
 
+// Increments as they travel, for a transport that moves them by itself --------------------------------------
+
+void take_increments(Array& values, py::handle object, bool writable, Array& data, py::handle bytes, unsigned wire) {
+  need(values.take(object.ptr(), writable, "values"));
+  need(data.take(bytes.ptr(), !writable, "data"));
+  if (values.dtype != kFloat32 || data.dtype.size != 1 || wire >= net::kAnew) {
+    throw py::value_error("values must hold float32, data single bytes, and the wire type must be a known one");
+  }
+  if (data.bytes() == net::wire_bytes(static_cast<uint8_t>(wire), values.count)) return;
+  PyErr_Format(PyExc_ValueError, "%zu bytes for %zu elements, they take %zu", data.bytes(), values.count,
+               net::wire_bytes(static_cast<uint8_t>(wire), values.count));
+  throw py::error_already_set();
+}
+
+void to_wire(py::object data, py::object values, unsigned wire) {
+  Array out, in;
+  take_increments(in, values, false, out, data, wire);
+  const GilRelease released(in.bytes() > kKeepGilBytes);
+  net::encode(static_cast<uint8_t>(wire), out.data, in.floats(), in.count);
+}
+
+void from_wire(py::object values, py::object data, unsigned wire) {
+  Array out, in;
+  take_increments(out, values, true, in, data, wire);
+  const GilRelease released(out.bytes() > kKeepGilBytes);
+  net::decode(static_cast<uint8_t>(wire), out.floats(), in.data, out.count);
+}
+
+void bind_wire(py::module_& m) {
+  using py::arg;
+  m.def(
+      "wire_bytes", [](unsigned wire, size_t count) { return net::wire_bytes(static_cast<uint8_t>(wire), count); },
+      arg("wire"), arg("count"));
+  m.def("to_wire", to_wire, arg("data"), arg("values"), arg("wire"));
+  m.def("from_wire", from_wire, arg("values"), arg("data"), arg("wire"));
+}
+
 }  // namespace
 
 void bind_net(py::module_& m) {
   bind_daemon(m);
   bind_client(m);
+  bind_wire(m);
 }
 
 }  // namespace smb

@@ -382,7 +382,7 @@ class AsynchronousDiloco(_Inner):
         data = self._feedback.encode(self._narrow, g, slice(0, self._trained))
         wire = self._meeting.method.wire
         with self.stats.part("wwi", sent=data.nbytes):
-            if wire != "float32" and self._pushed.transport == "tcp":
+            if wire != "float32" and self._pushed.transport in {"tcp", "rdma"}:
                 self._pushed.fill(0.0)
                 self._pushed.accumulate(g, threads=self._threads, wire=wire)
             elif g.size:

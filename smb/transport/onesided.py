@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import socket
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,9 +23,10 @@ from smb.transport import ports, rdma
 from smb.transport.arrays import Arrays, Flat, check_range, flat
 from smb.transport.base import Array, Options
 from smb.transport.channel import PIECE, Channel, Move
-from smb.transport.pipeline import Accumulation, ElasticMove, Job, Piece, Pipeline, update
-from smb.transport.remote import RemoteAttachment
-from smb.transport.stream import refuse_wire
+from smb.transport.narrow import Ledger, NarrowAccumulation, NarrowMove, Quantiser
+from smb.transport.pipeline import F32, Accumulation, ElasticMove, Job, Piece, Pipeline, update
+from smb.transport.remote import Carrier, RemoteAttachment
+from smb.transport.stream import WireStats, wire_code
 from smb.transport.tcp import TcpTransport
 from smb.transport.threads import PerThread
 
@@ -48,9 +50,19 @@ class RdmaAttachment(RemoteAttachment):
     of the same elements may mix with it. Updates among themselves are whole, over every transport.
     """
 
-    wires = False
     _carrier: RdmaTransport
     _known: tuple[int, protocol.Region] | None = None  # with the session that it holds for
+
+    def __init__(
+        self,
+        carrier: Carrier,
+        request: protocol.Create | protocol.Attach,
+        opened: protocol.Opened,
+        generation: int,
+    ) -> None:
+        super().__init__(carrier, request, opened, generation)
+        self._ledger = Ledger()
+        self._threads = threading.local()  # .owed: what rounding took away from this thread's accumulates
 
     def _place(self, offset: int) -> rdma.Place:
         """Where element ``offset`` lies."""
@@ -92,9 +104,12 @@ class RdmaAttachment(RemoteAttachment):
             return
         channel = self._carrier.channel()
         if array.values is not None and array.nbytes <= BY_COPY:
-            return self._copy(verb, channel, array, cuts, write)
-        with self._carrier.arrays.lend(array, self.first) as region:
-            channel.move(verb, lambda: self._moves(region, cuts), write=write)
+            self._copy(verb, channel, array, cuts, write)
+        else:
+            with self._carrier.arrays.lend(array, self.first) as region:
+                channel.move(verb, lambda: self._moves(region, cuts), write=write)
+        moved = sum(one.nbytes for one in cuts)
+        self._ledger.enter(WireStats(moved * write, moved * (not write), 0.0, 0.0))
 
     def _moves(self, region: rdma.Region, cuts: list[Cut]) -> list[Move]:
         start = self._place(0)
@@ -157,6 +172,7 @@ class RdmaAttachment(RemoteAttachment):
 
         channel.mending(verb, attempt)
         assert pipeline is not None
+        self._ledger.enter(pipeline.moved)
         return pipeline.version
 
     def accumulate(
@@ -170,7 +186,7 @@ class RdmaAttachment(RemoteAttachment):
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
-        refuse_wire(wire, "rdma")
+        narrow = bool(wire_code(wire))
         if not math.isfinite(np.float32(scale)):
             raise RequestError(f"accumulate: scale is {scale!r}: must be a finite float32")
         self._floats("accumulate")
@@ -178,6 +194,8 @@ class RdmaAttachment(RemoteAttachment):
             return self._accumulate_from(source, scale, offset)
         values = self._flat(source, "accumulate", offset, stripe, stripes)
         cut = update(offset, values.count, stripe, stripes)
+        if narrow:
+            return self._accumulate_narrow(scale, values, wire, cut)
         if values.nbytes <= BY_COPY:
             return self._accumulate(scale, values, None, cut)
         with self._carrier.arrays.lend(values, self.first) as region:
@@ -186,6 +204,17 @@ class RdmaAttachment(RemoteAttachment):
     def _accumulate(self, scale: float, values: Flat, region: rdma.Region | None, cut: list[Piece]) -> int:
         def job(channel: Channel) -> Job:
             return Accumulation(self._write_to(), scale, values.host, region, channel.scratch)
+
+        return self._run("accumulate", job, cut)
+
+    def _accumulate_narrow(self, scale: float, values: Flat, wire: str, cut: list[Piece]) -> int:
+        owed: F32 | None = getattr(self._threads, "owed", None)
+        if owed is None:
+            owed = self._threads.owed = np.zeros(self._count, np.float32)
+
+        def job(channel: Channel) -> Job:
+            by = Quantiser(wire, channel.scratch)
+            return NarrowAccumulation(self._write_to(), scale, values.host, owed, by)
 
         return self._run("accumulate", job, cut)
 
@@ -211,18 +240,26 @@ class RdmaAttachment(RemoteAttachment):
         stripe: int = 0,
         stripes: int = 1,
     ) -> int:
-        refuse_wire(wire, "rdma")
+        narrow = bool(wire_code(wire))
         if not 0 < alpha <= 1:
             raise RequestError(f"exchange: alpha is {alpha!r}: must be above 0 and at most 1")
         self._floats("exchange")
         values = self._flat(local, "exchange", offset, stripe, stripes, writable=True)
 
         def job(channel: Channel) -> Job:
-            return ElasticMove(self._write_to(), alpha, values.host, self._place(0), channel.scratch)
+            number, center, scratch = self._write_to(), self._place(0), channel.scratch
+            if narrow:
+                return NarrowMove(number, alpha, values.host, center, Quantiser(wire, scratch))
+            return ElasticMove(number, alpha, values.host, center, scratch)
 
         return self._run("exchange", job, update(offset, values.count, stripe, stripes))
 
+    def wire_stats(self) -> WireStats:
+        """What this client moved, and what quantising cost."""
+        return self._ledger.sum
+
     def close(self) -> None:
+        self._threads = threading.local()
         self._carrier.arrays.detach(self.first)
 
 

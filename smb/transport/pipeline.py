@@ -19,6 +19,7 @@ from smb.pieces import pieces
 from smb.segment import CHUNK_BYTES
 from smb.transport import rdma
 from smb.transport.channel import SLOTS, Channel, Move
+from smb.transport.stream import WireStats
 
 F32 = np.ndarray[Any, np.dtype[np.float32]]
 
@@ -53,6 +54,9 @@ class Job(Protocol):
     name: str
     number: int  # the segment's
     scale: float
+    wire: str  # how what ``make`` gives travels
+    error: float  # what quantising cost so far, as stream.WireStats has it
+    squares: float
 
     def source(self, piece: Piece, slot: int) -> Move | None:
         """What to READ before the piece can be made; None: nothing."""
@@ -81,7 +85,8 @@ def nonfinite(verb: str, piece: Piece, values: F32, whose: str) -> None:
 class Accumulation:
     """segment += scale * values. ``data`` is their region; without one they go through scratch memory."""
 
-    name = "accumulate"
+    name, wire = "accumulate", "float32"
+    error = squares = 0.0
 
     def __init__(
         self, number: int, scale: float, values: F32, data: rdma.Region | None, scratch: rdma.Buffer
@@ -111,8 +116,8 @@ class ElasticMove:
     Source: Zhang, Choromanska, LeCun 2015, Algorithm 1.
     """
 
-    name = "exchange"
-    scale = 1.0
+    name, wire = "exchange", "float32"
+    scale, error, squares = 1.0, 0.0, 0.0
 
     def __init__(
         self, number: int, alpha: float, local: F32, center: rdma.Place, scratch: rdma.Buffer
@@ -133,15 +138,21 @@ class ElasticMove:
         there = rdma.Place(self._center.address + 4 * piece.offset, self._center.rkey)
         return Move(self._span(piece, slot), there)
 
-    def make(self, piece: Piece, slot: int) -> rdma.Span:
-        local, d = self._parts(piece, slot)
+    def _pull(self, piece: Piece, slot: int, d: F32 | None = None) -> F32:
+        """d, by default in place of the segment's elements; the local ones, not moved yet."""
+        local, center = self._parts(piece, slot)
+        d = center if d is None else d
         nonfinite(self.name, piece, local, "the local array")
-        nonfinite(self.name, piece, d, "the segment")
+        nonfinite(self.name, piece, center, "the segment")
         with np.errstate(over="ignore"):
-            np.subtract(local, d, out=d)
+            np.subtract(local, center, out=d)
             np.multiply(d, self._alpha, out=d)
         nonfinite(self.name, piece, d, "the difference")
-        np.subtract(local, d, out=local)
+        return local
+
+    def make(self, piece: Piece, slot: int) -> rdma.Span:
+        local = self._pull(piece, slot)
+        np.subtract(local, self._parts(piece, slot)[1], out=local)
         return self._span(piece, slot)
 
     def refused(self, piece: Piece, slot: int) -> None:
@@ -157,7 +168,11 @@ class Pipeline:
         self._fetched = self._started = self._sent = self._answered = 0
         self._error: SmbError | None = None
         self._ended = False
-        self.version = 0
+        self.version = self._bytes_out = self._bytes_in = 0
+
+    @property
+    def moved(self) -> WireStats:
+        return WireStats(self._bytes_out, self._bytes_in, self._job.error, self._job.squares)
 
     def run(self) -> None:
         """To the end: every piece that was sent is answered. Raises what stopped it."""
@@ -183,6 +198,7 @@ class Pipeline:
             move = self._job.source(piece, slot)
             if move:
                 self._channel.fetch(slot, move)
+                self._bytes_in += move.here.nbytes
             else:
                 self._fetched += 1
             self._started += 1
@@ -208,9 +224,10 @@ class Pipeline:
             piece.offset,
             piece.count,
             piece.last,
-            "float32",
+            job.wire,
             job.scale,
         )
+        self._bytes_out += data.nbytes if data else 0
         channel.submit(record, slot, data)
 
     def _end(self) -> None:

@@ -282,4 +282,4 @@ def given(array: Any) -> Any:
 def refuse_wire(wire: str, transport: str) -> None:
     """For transports that move float32 alone: raise NotSupported for anything else."""
     if wire_code(wire):
-        raise NotSupported(f"{transport} moves float32 alone, not {wire}: wire types are for tcp")
+        raise NotSupported(f"{transport} moves float32 alone, not {wire}: wire types are for tcp and rdma")

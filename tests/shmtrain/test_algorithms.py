@@ -159,7 +159,7 @@ WRONG = {
         ["--algorithm", "diloco", "--outer-momentum", "1"],
         "--outer-momentum 1: must lie in [0, 1)",
     ),
-    "a wire within one host": (["--workers", "2", "--wire", "int8"], "--wire int8 is for a box over TCP"),
+    "a wire within one host": (["--workers", "2", "--wire", "int8"], "--wire int8 is for a box on a network"),
     "a wire for the paper's way": (
         ["--smb", "tcp://127.0.0.1:1", "--wire", "int8", "--exchange", "paper"],
         "--wire int8 needs --exchange fused, not paper",

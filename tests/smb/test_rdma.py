@@ -5,10 +5,8 @@ The guest is slow: keep segments at 1 MiB and rounds few.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -125,90 +123,6 @@ def test_rdma_of_another_daemon_is_not_taken(
 
 def noise(rank: int, step: int) -> np.ndarray:
     return np.random.default_rng([rank, step]).standard_normal(N).astype(np.float32)
-
-
-def exchanges(box: Box, rank: int, rounds: int) -> np.ndarray:
-    """Local weights after rounds of a step and an exchange, minus the steps: what the center got, negated."""
-    center = box.attach("c")
-    local = np.zeros(N, np.float32)
-    steps = np.zeros(N)
-    for step in range(rounds):
-        change = noise(rank, step)
-        local += change
-        steps += change
-        center.exchange(local, 0.3)
-    return local - steps
-
-
-def conserve(boxes: list[Box], rounds: int) -> None:
-    """All exchange at once; what the locals lost is what the center got, element by element."""
-    center = boxes[0].create("c", N)
-    results: list[np.ndarray] = [np.zeros(N)] * len(boxes)
-
-    def work(rank: int) -> None:
-        results[rank] = exchanges(boxes[rank], rank, rounds)
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(boxes))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(100)
-    np.testing.assert_allclose(center.read() + sum(results), 0, atol=2e-5)
-    assert center.version == len(boxes) * rounds
-
-
-def test_exchanges_of_two_clients_lose_nothing(connect: Callable[..., Box]) -> None:
-    conserve([connect(), connect()], 6)
-
-
-def test_clients_of_three_transports_on_one_segment_lose_nothing(connect: Callable[..., Box]) -> None:
-    conserve([connect(), connect("tcp:"), connect("unix:")], 5)
-
-
-@pytest.fixture
-def two(daemon: Daemon) -> Iterator[Callable[[], Box]]:
-    """Boxes over two daemons."""
-    with contextlib.ExitStack() as stack:
-        at = f"{ports()[0].address}:0"
-        other = stack.enter_context(smb.serve(tcp="127.0.0.1:0", rdma=at, token=TOKEN, lease=2.0))
-        # The first is named; the second is asked what it has.
-        where = f"{address(daemon)},{address(other, 'tcp:').removeprefix('tcp://')}"
-        yield lambda: stack.enter_context(smb.connect(where, token=TOKEN, timeout=20))
-
-
-def test_over_two_daemons_exchanges_of_two_clients_lose_nothing(two: Callable[[], Box]) -> None:
-    boxes = [two(), two()]
-    assert boxes[0].transport == "rdma"
-    conserve(boxes, 2)
-
-
-def test_over_two_daemons_each_operation_reaches_its_elements_alone(two: Callable[[], Box]) -> None:
-    box, chunk = two(), N // 4
-    count = 5 * chunk + 7  # three chunks at one daemon, two and the rest at the other
-    expected = np.arange(count, dtype=np.float32)
-    center = box.create("c", count, initial=expected)
-    np.testing.assert_array_equal(center.read(), expected)
-    for offset, length in ((chunk - 3, 6), (3, 2 * chunk), (5 * chunk - 1, 8), (chunk + 5, 9)):
-        values = np.round(100 * noise(offset, 0)[:length])
-        part = slice(offset, offset + length)
-        center.write(values, offset)
-        expected[part] = values
-        center.accumulate(values, 0.5, offset)
-        expected[part] += 0.5 * values
-        local, x = values.copy(), expected[part].copy()
-        center.exchange(local, 0.25, offset)
-        np.testing.assert_allclose(local, values - 0.25 * (values - x), rtol=1e-6)
-        expected[part] += 0.25 * (values - x)
-        out = np.empty(length, np.float32)
-        center.read(out, offset)
-        np.testing.assert_allclose(out, expected[part], rtol=1e-6)
-    np.testing.assert_allclose(center.read(), expected, rtol=1e-6)
-    assert center.version == 4 * 3
-    sick = np.ones(count, np.float32)
-    sick[3 * chunk + 1] = np.nan
-    with pytest.raises(smb.NonFinite, match=f"element {3 * chunk + 1} of the segment, chunk 3"):
-        center.accumulate(sick)
-    assert center.version == 4 * 3
 
 
 def test_an_update_never_overtakes_its_data(connect: Callable[..., Box]) -> None:

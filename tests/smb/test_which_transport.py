@@ -245,7 +245,9 @@ def test_values_that_overflow_do_not_spoil_later_exchanges(served: smb.Daemon) -
 
 def test_a_wire_type_is_refused_where_nothing_travels(near: Box) -> None:
     center = near.create("c", 1000)
-    with pytest.raises(smb.NotSupported, match="shm moves float32 alone, not int8: wire types are for tcp"):
+    with pytest.raises(
+        smb.NotSupported, match="shm moves float32 alone, not int8: wire types are for tcp and rdma"
+    ):
         center.exchange(np.ones(1000, F32), 0.5, wire="int8")
     with pytest.raises(smb.RequestError, match="unknown wire type 'int4' "):
         center.accumulate(np.ones(1000, F32), wire="int4")
