@@ -23,7 +23,7 @@ from torch import Tensor, nn
 import smb
 from shmtrain.crowd import Crowd
 from shmtrain.exchange import open_exchange
-from shmtrain.exchange.base import Meeting, Vectors
+from shmtrain.exchange.base import F32, Meeting, Vectors
 from shmtrain.group import COLUMNS, Column, Progress, State
 from shmtrain.method import METHODS, Method, check_interval, method, moving_rate, own
 from shmtrain.options import ConfigError, MethodOptions
@@ -154,23 +154,40 @@ class Exchange:
             name: torch.from_numpy(np.array(vector if isinstance(vector, np.ndarray) else vector.read()))
             for name, vector in self._common().items()
         }
-        return {"algorithm": self.algorithm, "steps": self._steps, "vectors": vectors, "common": common}
+        return {
+            "algorithm": self.algorithm,
+            "parameters": self._flat.shapes,
+            "steps": self._steps,
+            "vectors": vectors,
+            "common": common,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from ``state_dict``. Raises ValueError when it is another algorithm's or another model's."""
+        """Go on from ``state_dict``. Raises ValueError when it does not fit; nothing is changed then."""
+        steps = self._check_head(state)
+        mine = self._vectors()
+        shared = {name: v for name, v in self._common().items() if isinstance(v, smb.Segment)}
+        kept = {name: _taken(state, "vectors", name, array.size) for name, array in mine.items()}
+        common = {name: _taken(state, "common", name, segment.count) for name, segment in shared.items()}
+        for name, segment in shared.items():
+            segment.write(common[name])
+        for name, array in mine.items():
+            array[:] = kept[name]
+        self._steps = steps
+        getattr(self._exchange, "resume", lambda steps: None)(steps)
+
+    def _check_head(self, state: object) -> int:
+        """The steps that a state was saved after. Raises ValueError when it is not one for this worker."""
+        if not isinstance(state, dict) or not {"algorithm", "steps", "vectors"} <= state.keys():
+            raise ValueError("this is no state_dict of a shmtrain.Exchange")
         if state["algorithm"] != self.algorithm:
             raise ValueError(f"the state is one of {state['algorithm']}, not of {self.algorithm}")
-        mine = self._vectors()
-        for name, array in mine.items():
-            if name not in state["vectors"] or state["vectors"][name].numel() != array.size:
-                raise ValueError(f"the state has no vector {name!r} of {array.size} floats")
-        for name, array in mine.items():
-            array[:] = state["vectors"][name].numpy()
-        for name, vector in self._common().items():
-            if isinstance(vector, smb.Segment) and name in state.get("common", {}):
-                vector.write(state["common"][name].numpy())
-        self._steps = int(state["steps"])
-        getattr(self._exchange, "resume", lambda steps: None)(self._steps)
+        if (theirs := state.get("parameters", self._flat.shapes)) != self._flat.shapes:
+            raise ValueError(f"the state is another model's: {_unlike(theirs, self._flat.shapes)}")
+        steps = state["steps"]
+        if not isinstance(steps, int) or steps < 0:
+            raise ValueError(f"the state's steps are {steps!r}: not a number from 0 on")
+        return steps
 
     def _common(self) -> dict[str, Any]:
         common: dict[str, Any] = getattr(self._exchange, "common", dict)()
@@ -243,6 +260,27 @@ def _options(algorithm: str, workers: int, options: dict[str, Any]) -> tuple[Met
     return filled, told
 
 
+def _taken(state: dict[str, Any], part: str, name: str, size: int) -> F32:
+    """A vector of a state. Raises ValueError when it is missing or another's."""
+    vectors = state.get(part)
+    found = vectors.get(name) if isinstance(vectors, dict) else None
+    if not isinstance(found, Tensor) or found.numel() != size or not found.is_floating_point():
+        what = f"{found.numel()} of {found.dtype}" if isinstance(found, Tensor) else "none"
+        raise ValueError(
+            f"the state has no {name!r} of {size} floats ({what}): was it saved with these options?"
+        )
+    return found.detach().cpu().to(torch.float32).reshape(-1).numpy()
+
+
+def _unlike(theirs: Any, mine: list[tuple[int, ...]]) -> str:
+    """Where two lists of shapes differ first, in words."""
+    theirs = list(theirs) if isinstance(theirs, (list, tuple)) else []
+    if len(theirs) != len(mine):
+        return f"{len(theirs)} tensors, not {len(mine)}"
+    index = next(i for i, (a, b) in enumerate(zip(theirs, mine, strict=True)) if a != b)
+    return f"its tensor {index} is {theirs[index]}, not {mine[index]}"
+
+
 class _Watched(Progress):
     """The workers' table where no launcher buries the dead: their pids tell, on one machine."""
 
@@ -282,6 +320,7 @@ class _Flat:
                 )
         if not self._trained:
             raise ConfigError("there is no parameter to train")
+        self.shapes = [tuple(t.shape) for t in tensors]
         self.weights = torch.cat([t.detach().reshape(-1) for t in tensors])
         self._trained_stop = sum(p.numel() for p in self._trained)
         self._buffers_start = self.weights.numel() - sum(b.numel() for b in floating)

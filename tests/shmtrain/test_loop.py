@@ -193,13 +193,43 @@ def test_the_others_go_on_when_one_of_them_is_killed(address: str, algorithm: st
     assert [p.exitcode for p in processes] == [0, -signal.SIGKILL, 0]
 
 
-def test_state_that_does_not_fit_is_refused(address: str) -> None:
-    with shmtrain.Exchange(small(), address, "downpour") as exchange:
-        state = exchange.state_dict()
-        with pytest.raises(ValueError, match="the state is one of seasgd, not of downpour"):
-            exchange.load_state_dict({**state, "algorithm": "seasgd"})
-        with pytest.raises(ValueError, match="the state has no vector 'base'"):
-            exchange.load_state_dict({**state, "vectors": {}})
+def other_model() -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5), nn.Linear(3, 5))
+
+
+DAMAGED = {
+    "another way": ({"algorithm": "seasgd"}, "the state is one of seasgd, not of downpour"),
+    "another model": (
+        {"parameters": [p.shape for p in other_model().parameters()]},
+        "the state is another model's: 6 tensors, not 8",
+    ),
+    "no vector": ({"vectors": {}}, "the state has no 'base' of 363 floats"),
+    "no tensor": ({"vectors": {"base": [1.0], "owed": [1.0], "sum": [1.0]}}, "the state has no 'base'"),
+    "a shorter one": ({"common": {"squares": torch.zeros(7)}}, "'squares' of 353 floats .7 of torch.float32"),
+    "whole numbers": ({"common": {"squares": torch.zeros(353, dtype=torch.int64)}}, "353 of torch.int64"),
+    "steps": ({"steps": "2"}, "the state's steps are '2'"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_state_that_does_not_fit_is_refused_and_changes_nothing(address: str, name: str) -> None:
+    changed, message = DAMAGED[name]
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    options = {"server": "adagrad", "n_push": 3}
+    with shmtrain.Exchange(model, address, "downpour", optimizer=optimizer, **options) as exchange:
+        loop(model, exchange, optimizer, 4)
+        before = exchange.state_dict()
+        other = {part: {n: v + 1 for n, v in before[part].items()} for part in ("vectors", "common")}
+        with pytest.raises(ValueError, match=message):
+            exchange.load_state_dict({**before, **other, **changed})
+        with pytest.raises(ValueError, match=r"no state_dict of a shmtrain\.Exchange"):
+            exchange.load_state_dict({n: v for n, v in before.items() if n != "vectors"})
+        after = exchange.state_dict()
+        assert after["steps"] == before["steps"] == 4
+        for part in ("vectors", "common"):
+            for n, value in before[part].items():
+                assert torch.equal(after[part][n], value), n
 
 
 def test_what_cannot_be_shared_is_refused(address: str) -> None:
