@@ -36,6 +36,7 @@ from smb.watcher import Watcher
 log = logging.getLogger(__name__)
 
 JOIN = 5.0  # seconds that a thread may take to end
+RETURN = 10.0  # seconds beyond the lease in which a client's thread may notice a break, and be back
 PATIENCE = 15.0  # seconds beyond the lease after which an operation that a stuck holder blocks gives up
 ALL = 1 << 62  # bytes, where nobody knows what is available
 EACH = 4  # connections that a client has on average, when there are as many clients as may be
@@ -191,13 +192,17 @@ class Daemon:
 
     def _end_leases(self) -> None:
         lease = self.store.lease
-        while not self._stop.wait(min(1.0, lease / 10)):
-            limit = time.monotonic() - lease
-            for session in self.store.sessions():
+        pause, looked, awake = min(1.0, lease / 10), time.monotonic(), 0.0
+        while not self._stop.wait(pause):
+            now = time.monotonic()
+            if now - looked > pause + lease / 2:
+                awake = now  # this process stood still: what clients said meanwhile it has not heard
+            looked, limit = now, now - lease
+            for session in self.store.sessions() if awake < limit else ():
                 if session.remote is None:
                     continue
                 try:
-                    session.remote.drop_idle(limit)
+                    session.remote.drop_idle(limit - RETURN)
                     if session.remote.last_heard < limit:
                         self._fence(session)
                 except Exception:

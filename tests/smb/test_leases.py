@@ -16,7 +16,7 @@ from smb import layout, protocol
 from smb.client import Box
 from smb.protocol import HEADER
 from tests.smb.conftest import TOKEN
-from tests.smb.processes import client, wait_for
+from tests.smb.processes import ServeProcess, client, wait_for
 from tests.smb.proxy import DOWN, Proxy
 
 F32 = np.float32
@@ -76,7 +76,7 @@ def test_a_client_stopped_for_longer_than_its_lease_is_gone_and_harms_nobody(
 class Bare:
     """A client that speaks frames by itself."""
 
-    def __init__(self, daemon: smb.Daemon) -> None:
+    def __init__(self, daemon: smb.Daemon | ServeProcess) -> None:
         address = daemon.addresses[0].removeprefix("unix:")
         self.socket = socket.socket(socket.AF_UNIX)
         self.socket.settimeout(5)
@@ -112,7 +112,7 @@ def hello(session: int = 0, secret: int = 0, stream: int = 0) -> protocol.Hello:
     return protocol.Hello(protocol.VERSION, session, secret, stream, False, 1, "bare")
 
 
-def begin(daemon: smb.Daemon) -> tuple[Bare, protocol.Welcome]:
+def begin(daemon: smb.Daemon | ServeProcess) -> tuple[Bare, protocol.Welcome]:
     bare = Bare(daemon)
     _, body = bare.ask(hello())
     return bare, layout.unpack(protocol.Welcome, body)
@@ -160,6 +160,32 @@ def test_what_is_under_way_when_the_session_ends_does_not_land(served: smb.Daemo
 def refusal(bare: Bare, record: object, payload: bytes = b"") -> type[smb.SmbError] | None:
     header, _ = bare.ask(record, payload)
     return protocol.ERRORS[header.status] if header.status else None
+
+
+def test_a_thread_may_come_back_later_than_a_lease_while_its_session_lives(folder: Path) -> None:
+    """As by RDMA, where a break is noticed late: what was under way goes on in its stream."""
+    with smb.serve(unix=folder / "box.sock", lease=1.0) as daemon:
+        bare, welcome = begin(daemon)
+        other = Bare(daemon)
+        other.ask(hello(welcome.session, welcome.secret))
+        bare.socket.close()
+        late = time.monotonic() + 1.5
+        while time.monotonic() < late:
+            assert refusal(other, protocol.Acknowledge(0)) is None
+            time.sleep(0.1)
+        assert refusal(Bare(daemon), hello(welcome.session, welcome.secret, welcome.stream)) is None
+
+
+def test_a_daemon_that_stood_still_does_not_count_its_own_silence(folder: Path) -> None:
+    with ServeProcess(folder / "box.sock", "--lease", "1") as process, smb.connect(process.address) as near:
+        _, welcome = begin(process)
+        process.stop()
+        time.sleep(1.7)
+        process.signal(signal.SIGCONT)
+        time.sleep(0.5)
+        assert len(near.sessions()) == 2
+        assert refusal(Bare(process), hello(welcome.session, welcome.secret, welcome.stream)) is None
+        assert wait_for(lambda: len(near.sessions()) == 1, 5)
 
 
 def test_data_requests_reach_what_the_session_is_attached_to_and_as_it_is(
