@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from shmtrain.snapshot import F32, UNREADABLE, SnapshotError, write_atomically
+from shmtrain.npz import F32, LONGEST_TEXT, UNREADABLE, Npz
+from shmtrain.snapshot import SnapshotError, write_atomically
 
 if TYPE_CHECKING:
     from shmtrain.crowd import Crowd
@@ -67,30 +68,28 @@ class AlgorithmState:
     def _load(
         self, path: str, into: Mapping[str, F32 | Segment], first: bool, log: Callable[[str], None]
     ) -> None:
-        found = self._read_file(path)
+        found = self._read_file(path, {name: _size(vector) for name, vector in into.items()})
         for name, vector in into.items():
             value = found.get(name)
             if value is None:
                 log(f"No {name} of {self._algorithm} in {path}: it starts at zero")
-            elif value.shape != (_size(vector),):
-                raise SnapshotError(f"{path}: {name} has {value.size} floats, not {_size(vector)}")
             elif isinstance(vector, np.ndarray):
                 vector[:] = value
             elif first:
                 vector.write(value)
 
-    def _read_file(self, path: str) -> dict[str, F32]:
-        """Its vectors by name; empty when it is absent or another algorithm's."""
+    def _read_file(self, path: str, sizes: Mapping[str, int]) -> dict[str, F32]:
+        """Those of its vectors that ``sizes`` names; empty when it is absent or another algorithm's."""
         if not os.path.isfile(path):
             return {}
         try:
-            with np.load(path, allow_pickle=False) as file:
-                if bytes(file["fingerprint"]) != self._parameters:
+            with Npz(path) as file:
+                if file.text("fingerprint", LONGEST_TEXT) != self._parameters:
                     raise SnapshotError(f"{path}: is the state of another net")
-                if bytes(file["algorithm"]) != self._algorithm.encode():
+                if file.text("algorithm", LONGEST_TEXT) != self._algorithm.encode():
                     return {}
-                names = [name for name in file.files if name.startswith("vector ")]
-                return {name.removeprefix("vector "): np.asarray(file[name], np.float32) for name in names}
+                names = [name for name in sizes if f"vector {name}" in file.names]
+                return {name: file.floats(f"vector {name}", sizes[name]) for name in names}
         except UNREADABLE as e:
             raise SnapshotError(f"{path}: not an algorithm's state: {e}") from e
 

@@ -17,29 +17,22 @@ from __future__ import annotations
 import glob
 import os
 import re
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from prototxt import caffemodel, hdf5_weights
 from prototxt.errors import PrototxtError
 from prototxt.schema import wire
+from shmtrain.npz import F32, LONGEST_TEXT, UNREADABLE, Npz
 from shmtrain.params import Params
 
-F32 = npt.NDArray[np.float32]
 STATE_VERSION = 1  # of the workers' own files
-UNREADABLE = (  # what np.load and its file raise for one that is no .npz, or a broken one
-    OSError, ValueError, KeyError, EOFError, MemoryError, NotImplementedError, RuntimeError, zlib.error,
-    zipfile.BadZipFile,
-)  # fmt: skip
 
 
 class SnapshotError(Exception):
@@ -249,11 +242,16 @@ def read_worker(path: str, params: Params, histories: int) -> WorkerState | None
     if not os.path.isfile(path):
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if bytes(file["fingerprint"]) != params.fingerprint() or int(file["histories"]) != histories:
+        with Npz(path) as file:
+            if (version := file.number("version")) != STATE_VERSION:
+                raise SnapshotError(f"{path}: is of version {version}, not {STATE_VERSION}")
+            if (
+                file.text("fingerprint", LONGEST_TEXT) != params.fingerprint()
+                or file.number("histories") != histories
+            ):
                 raise SnapshotError(f"{path}: is the state of another net or solver type")
-            vectors = tuple(file[f"history{i}"] for i in range(histories))
-            return WorkerState(int(file["count"]), vectors)
+            vectors = tuple(file.floats(f"history{i}", params.trained) for i in range(histories))
+            return WorkerState(file.number("count"), vectors)
     except UNREADABLE as e:
         raise SnapshotError(f"{path}: not a worker's state: {e}") from e
 
