@@ -252,15 +252,12 @@ class Progress:
         self.put(rank, Column.FAULT, number)
         return same[0] if same else None
 
-    def take_row(self, pid: int) -> int | None:
-        """A row for one that joins; None when there is none. The caller holds the job's lock of the rows.
+    def take_row(self, rank: int, pid: int) -> None:
+        """A vacant row becomes that of one that joins. The caller holds the job's lock of the rows.
 
         What the worker before had done there stays counted.
         """
         rows = self.rows()
-        rank = rows.vacant
-        if rank is None:
-            return None
         row = rows.table[rank].copy()
         row[Column.DONE] += row[Column.LOST]
         row[Column.CLAIMED], row[Column.LOST], row[Column.PACE] = row[Column.DONE], 0, 0
@@ -271,7 +268,6 @@ class Progress:
         row[Column.START] = next((start for start in map(int, rows.table[:, Column.START]) if start), 0)
         self._latest[rank * COLUMNS : (rank + 1) * COLUMNS] = row
         self._segment.write(row, offset=rank * COLUMNS)
-        return rank
 
 
 class Member:

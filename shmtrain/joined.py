@@ -15,11 +15,10 @@ import smb
 from shmtrain.environment import Placed
 from shmtrain.grace import DROPPED
 from shmtrain.group import Progress, Rows, State
-from shmtrain.launch_marks import MISSED, machine, marks
+from shmtrain.launch_marks import MISSED, is_coming, machine, marks
 from shmtrain.log import Log
 
 LOOK = 0.5  # seconds
-STARTS = 60.0  # seconds until a worker that has taken a row has left its mark
 
 
 class Joined:
@@ -30,7 +29,6 @@ class Joined:
         self._places: dict[int, Placed] = {}
         self._named: set[int] = set()  # pids of those that the log has told of
         self._missing: dict[int, int] = {}
-        self._since: dict[int, float] = {}  # when a row without a mark was seen first
         self._looked = 0.0
         self._strangers: set[int] = set()
         self.ended_well = False
@@ -61,15 +59,13 @@ class Joined:
                 self._named.add(mark.pid)
                 self._log.info(f"{mark.name} has joined: {len(rows.working)} workers train now")
             return
-        known = self._places.get(rank)
-        if known is None or known.pid != rows.pid(rank):
-            since = self._since.setdefault(rows.pid(rank), time.monotonic())
-            gone = time.monotonic() - since > STARTS
-        else:
-            self._missing[rank] = self._missing.get(rank, 0) + 1
-            gone = self._missing[rank] >= MISSED
-        if gone:
-            name = known.name if known else f"Worker {rank} (pid {rows.pid(rank)})"
+        pid = rows.pid(rank)
+        if rows.state(rank) is State.JOINING and is_coming(self._box, self._job, rank, pid):
+            return
+        self._missing[rank] = self._missing.get(rank, 0) + 1
+        if self._missing[rank] >= MISSED:
+            known = self._places.get(rank)
+            name = known.name if known and known.pid == pid else f"Worker {rank} (pid {pid})"
             self._progress.bury(rank)
             self._missing.pop(rank, None)
             self._log.error(

@@ -32,7 +32,7 @@ from shmtrain.launch_join import room
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
-from shmtrain.tempdir import keep_short
+from shmtrain.tempdir import SOCKET, keep_short
 from shmtrain.watch import Signals, Watched, blocked
 
 TICK = 0.25
@@ -118,7 +118,7 @@ def _working_in(folder: str) -> Iterator[None]:
 @contextmanager
 def _embedded(folder: str) -> Iterator[str]:
     """A box in this process; its address."""
-    with smb.serve(unix=os.path.join(folder, "box.sock")) as daemon:
+    with smb.serve(unix=os.path.join(folder, SOCKET)) as daemon:
         yield daemon.addresses[0]
 
 

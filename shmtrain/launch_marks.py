@@ -70,6 +70,10 @@ def _key(job: str, rank: int | str) -> str:
     return f"{job}/mark/{rank}"
 
 
+def _coming_key(job: str, rank: int, pid: int) -> str:
+    return f"{job}/coming/{rank}/{pid}"
+
+
 def _read(rank: str, meta: bytes) -> Placed | None:
     """A mark; None for what is none: others may write into the box, too."""
     try:
@@ -80,6 +84,28 @@ def _read(rank: str, meta: bytes) -> Placed | None:
     except (ValueError, KeyError, TypeError):
         return None
     return placed if placed.host.isprintable() and placed.transport.isprintable() else None
+
+
+def is_coming(box: smb.Box, job: str, rank: int, pid: int) -> bool:
+    """Whether a worker that has taken a row has a process still, though it has not left its mark yet."""
+    key = _coming_key(job, rank, pid)
+    return any(stat.key == key for stat in box.stats(key))
+
+
+def announce(box: smb.Box, job: str, rank: int) -> None:
+    """What a worker leaves before it takes a row, until it has loaded all that it needs to leave a mark."""
+    box.create(_coming_key(job, rank, os.getpid()), count=1, dtype="uint8", lifetime="owner")
+
+
+def _leave_mark(box: smb.Box, job: str, rank: int) -> None:
+    told: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "transport": box.transport,
+        "machine": machine(),
+    }
+    meta = json.dumps(told).encode()
+    box.create(_key(job, rank), count=1, dtype="uint8", lifetime="owner", meta=meta)
 
 
 class Witness:
@@ -107,7 +133,7 @@ class Witness:
         self._known: dict[int, Placed] = {}
         self._missing: dict[int, int] = {}
         self._steps: dict[int, Steps] = {}
-        self._mark()
+        _leave_mark(self._box, self._job, self._rank)
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="witness", daemon=True)
         self._thread.start()
@@ -126,16 +152,6 @@ class Witness:
     ) -> None:
         self.close()
 
-    def _mark(self) -> None:
-        told: dict[str, Any] = {
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
-            "transport": self._box.transport,
-            "machine": machine(),
-        }
-        key = _key(self._job, self._rank)
-        self._box.create(key, count=1, dtype="uint8", lifetime="owner", meta=json.dumps(told).encode())
-
     def _run(self) -> None:
         while not self._ending.wait(LOOK):
             try:
@@ -148,7 +164,8 @@ class Witness:
     def _look(self) -> None:
         here = {placed.rank: placed for placed in marks(self._box, self._job)}
         if self._rank not in here:
-            self._mark()  # lost with a box that was started again: theirs may be, too
+            # Lost with a box that was started again: theirs may be, too.
+            _leave_mark(self._box, self._job, self._rank)
             self._missing.clear()
             return
         self._known |= here

@@ -13,7 +13,6 @@ import hashlib
 import os
 import shutil
 import socket
-import stat
 import sys
 import tempfile
 import time
@@ -36,11 +35,11 @@ from shmtrain.log import Log
 from shmtrain.method import METHODS
 from shmtrain.options import ConfigError
 from shmtrain.reports import begin_files
+from shmtrain.tempdir import SOCKET, private
 
 FIRST_RANK = 60.0  # seconds until the first rank has opened the job
 LAST_ONES = 10.0  # seconds for which the first rank holds its box for others that end
 POLL = 0.05
-SOCKET = "box.sock"
 FAILED = 1
 Found = TypeVar("Found")
 
@@ -132,7 +131,7 @@ def _make_private(folder: Path) -> None:
     try:
         folder.mkdir(mode=0o700)
     except FileExistsError:
-        if not _private(folder):
+        if not private(folder):
             raise
 
 
@@ -141,7 +140,7 @@ def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"shmtrain-{os.getuid()}-*"):
         with suppress(OSError):
             old = time.time() - folder.lstat().st_mtime > FIRST_RANK
-            if old and _private(folder) and _unheard(folder / SOCKET):
+            if old and private(folder) and _unheard(folder / SOCKET):
                 shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -150,14 +149,9 @@ def _unheard(path: Path) -> bool:
         return probe.connect_ex(str(path)) == errno.ECONNREFUSED
 
 
-def _private(folder: Path) -> bool:
-    found = folder.lstat()
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
-
-
 def _connected(folder: Path, path: Path, name: str) -> smb.Box | None:
     try:
-        return smb.connect(f"unix:{path}", name=name) if _private(folder) and path.exists() else None
+        return smb.connect(f"unix:{path}", name=name) if private(folder) and path.exists() else None
     except (smb.TransportError, FileNotFoundError):
         return None
 

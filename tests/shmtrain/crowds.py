@@ -164,7 +164,8 @@ def open_worker(address: str, recipe: Recipe, rank: int, began: int, joining: bo
     box = smb.connect(address, name=f"worker {rank}")
     progress = Progress.attach(box, JOB)
     if joining:
-        assert progress.take_row(0) == rank
+        assert progress.rows().vacant == rank
+        progress.take_row(rank, 0)
     trained = recipe.n if recipe.trained is None else recipe.trained
     vectors = Vectors(
         weights=start(n=recipe.n),

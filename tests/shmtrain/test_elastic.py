@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 import signal
+import tempfile
 import time
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,14 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
-from shmtrain import launch
+import smb
+from shmtrain import joined, launch, launch_join, launch_marks
 from shmtrain.algorithm_state import AlgorithmState
+from shmtrain.config import TrainConfig
+from shmtrain.group import Progress, State
 from shmtrain.log import Log
 from shmtrain.method import Method
+from shmtrain.options import ConfigError, Options
 from shmtrain.snapshot import SnapshotError
 from tests.shmtrain.crowds import Recipe, open_job, together
 from tests.shmtrain.jobs import ENDLESS, Job, gone, running, stop, write
@@ -26,9 +31,10 @@ from tests.shmtrain.jobs import ENDLESS, Job, gone, running, stop, write
 LONG = f"max_iter: {ENDLESS} display: 500\n"
 
 
-def joining(folder: Path, address: str, *options: str) -> AbstractContextManager[Job]:
+def joining(folder: Path, address: str | None = None) -> AbstractContextManager[Job]:
     """``shmtrain --join`` as a process; killed at the end if it still runs."""
-    return running(folder, "--smb", address, "--job", "J", "--join", *options)
+    where = [] if address is None else ["--smb", address]
+    return running(folder, *where, "--job", "J", "--join")
 
 
 def test_workers_join_leave_and_take_a_lost_ones_place(tmp_path: Path, address: str) -> None:
@@ -60,12 +66,13 @@ def test_workers_join_leave_and_take_a_lost_ones_place(tmp_path: Path, address: 
     assert list(tmp_path.glob("solver_iter_*.caffemodel"))
 
 
-def test_a_second_ctrl_c_ends_one_that_has_joined_and_hangs(tmp_path: Path, address: str) -> None:
+def test_a_second_ctrl_c_ends_one_that_has_joined_and_hangs(tmp_path: Path) -> None:
+    """In a box that the launcher holds itself: it is found by the job's name."""
     write(tmp_path, LONG)
-    with running(tmp_path, "--workers", "1", "--smb", address, "--job", "J") as job:
+    with running(tmp_path, "--workers", "2", "--job", "J") as job:
         job.trains()
-        with joining(tmp_path, address) as second:
-            job.wait_for("has joined: 2 workers train now")
+        with joining(tmp_path) as second:
+            job.wait_for("has joined: 3 workers train now")
             second.process.send_signal(signal.SIGSTOP)
             job.process.send_signal(signal.SIGINT)
             time.sleep(0.5)
@@ -77,13 +84,13 @@ def test_a_second_ctrl_c_ends_one_that_has_joined_and_hangs(tmp_path: Path, addr
 
 
 def test_a_forced_end_does_not_wait_for_another_machine(tmp_path: Path) -> None:
-    joined = Mock()
-    joined.working.side_effect = [True, False]
-    job = launch._Launch(Mock(), Mock(), Log(), joined)
+    others = Mock()
+    others.working.side_effect = [True, False]
+    job = launch._Launch(Mock(), Mock(), Log(), others)
     job._forced = True
     with job._signals:
         job._watch()
-    joined.look.assert_not_called()
+    others.look.assert_not_called()
 
 
 def test_who_cannot_join_is_told_why(tmp_path: Path, address: str) -> None:
@@ -91,6 +98,63 @@ def test_who_cannot_join_is_told_why(tmp_path: Path, address: str) -> None:
     with joining(tmp_path, address) as job:
         assert job.end() == 1
     assert f"Cannot join: no job 'J' runs in the box at {address}" in job.text
+
+
+def test_who_cannot_find_its_job_is_told_where_it_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name in ("a", "b", "open"):
+        (tmp_path / f"shmtrain-{name}").mkdir(mode=0o700)
+    (tmp_path / "shmtrain-open").chmod(0o755)  # where anybody may have put the socket
+    (tmp_path / "shmtrain-open" / "box.sock").touch()
+    with pytest.raises(ConfigError, match=f"no job 'J' of yours .*looked in {tmp_path}"):
+        launch_join._find("J")
+    with ExitStack() as stack:
+        for name in ("a", "b"):
+            path = f"unix:{tmp_path}/shmtrain-{name}/box.sock"
+            stack.enter_context(smb.serve(unix=path.removeprefix("unix:")))
+            Progress.create(stack.enter_context(smb.connect(path)), "J", 2)
+            if name == "a":
+                assert launch_join._find("J") == path
+        with pytest.raises(
+            ConfigError, match=r"2 jobs are called 'J': choose one by --smb unix:\S+ or unix:"
+        ):
+            launch_join._find("J")
+
+
+def test_one_told_to_leave_before_it_trains_gives_its_row_back(
+    tmp_path: Path, box: smb.Box, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, LONG)
+    monkeypatch.chdir(tmp_path)
+    config = TrainConfig.load("solver.prototxt", Options(workers=2, smb=box.address, job="J"))
+    progress = Progress.create(box, "J", 2, **launch_join.room(config, 0))
+    with joining(tmp_path, box.address) as job:
+        job.wait_for(r"Worker 2 \(pid \d+\) joins job J")
+        job.process.send_signal(signal.SIGTERM)
+        assert job.end() == 0, job.text
+    assert "Told to leave: this worker ends before it has trained" in job.text
+    assert progress.rows().state(2) is State.LEFT
+
+
+@pytest.mark.parametrize("looks_before", [0, launch_marks.MISSED + 1])
+def test_one_that_comes_is_waited_for_until_it_dies(
+    box: smb.Box, address: str, monkeypatch: pytest.MonkeyPatch, looks_before: int
+) -> None:
+    monkeypatch.setattr(joined, "LOOK", 0.0)
+    progress = Progress.create(box, "J", 1, spare=1)
+    launcher = joined.Joined(box, "J", progress, Log())
+    with smb.connect(address) as other:
+        launch_marks.announce(other, "J", 1)
+        progress.take_row(1, os.getpid())
+        for _ in range(looks_before):
+            launcher.look(progress.rows(), own={0})
+        assert progress.rows().state(1) is State.JOINING
+    for _ in range(launch_marks.MISSED + 1):
+        launcher.look(progress.rows(), own={0})
+    assert not launcher.working()
+    assert progress.rows().state(1) is State.DEAD
 
 
 # What a snapshot keeps of the algorithm ------------------------------------------------------------------
