@@ -32,6 +32,7 @@ from shmtrain.launch_join import room
 from shmtrain.lifeline import HandedDown
 from shmtrain.log import Log
 from shmtrain.reports import begin_files
+from shmtrain.signals import before_training
 from shmtrain.tempdir import SOCKET, keep_short
 from shmtrain.watch import Signals, Watched, blocked
 
@@ -49,6 +50,7 @@ def run(config: TrainConfig, console: Console, place: Launched | None = None) ->
     place  of this process where torchrun, mpirun or srun has started the workers: it is one of them
     """
     keep_short()
+    before_training(config.run.sighup_effect)
     if config.sharing.join:
         from shmtrain import launch_join
 

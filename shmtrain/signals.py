@@ -11,6 +11,12 @@ from typing import Any, Literal
 Effect = Literal["stop", "snapshot", "none"]
 
 
+def before_training(sighup: str) -> None:
+    """Until it trains, a SIGHUP that asks for a snapshot does not end this process: there is none to make."""
+    if sighup != "stop" and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
 class Signals:
     """While entered, SIGINT and SIGHUP only leave a request. Does nothing outside the main thread.
 

@@ -20,6 +20,7 @@ from shmtrain.metrics import Metrics
 from shmtrain.options import Options
 from shmtrain.reports import Reports
 from shmtrain.role import Alone
+from shmtrain.signals import before_training
 from shmtrain.snapshot import SnapshotError
 from shmtrain.trainer import Diverged, Interval, Smoothed, Summary, Trainer
 
@@ -213,6 +214,16 @@ def test_iter_size_takes_the_mean_gradient_of_its_batches(folder: Path) -> None:
 
 
 # Signals -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("effect", "ignored"), [("snapshot", True), ("none", True), ("stop", False)])
+def test_a_hangup_while_nothing_can_be_saved_ends_nothing_unless_it_shall(effect: str, ignored: bool) -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    try:
+        before_training(effect)
+        assert (signal.getsignal(signal.SIGHUP) == signal.SIG_IGN) == ignored
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def at(iteration: int, action: Callable[[], object]) -> Callable[[Trainer], None]:
