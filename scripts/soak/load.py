@@ -142,7 +142,7 @@ def page(bars: Bars, options: argparse.Namespace) -> str:
             f"{options.active} active clients for {options.seconds:g} s over TCP on loopback, all of them",
             "on the same cores as the daemon.",
             "",
-            "| | measured | bar | |",
+            "| | measured | asked for | |",
             "|---|---|---|---|",
             *bars.lines,
             "",
