@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -57,6 +58,27 @@ def test_the_settings_stand_in_setup_cfg_alone() -> None:
     assert "[tool." not in (ROOT / "pyproject.toml").read_text()
     for stray in ("pytest.ini", "tox.ini", "mypy.ini", ".importlinter", "requirements.txt"):
         assert not (ROOT / stray).exists()
+
+
+def test_an_editable_install_is_a_path_that_a_folder_of_our_name_cannot_hide(tmp_path: Path) -> None:
+    """As a clone is one for who starts Python beside it: a finder of setuptools' would come too late."""
+    tree, beside = tmp_path / "tree", tmp_path / "beside" / "shmtrain"
+    for package in PACKAGES:
+        (tree / package).mkdir(parents=True)
+        (tree / package / "__init__.py").touch()
+    for name in ("setup.cfg", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    (tree / "setup.py").write_text("import setuptools\nsetuptools.setup()\n")
+    beside.mkdir(parents=True)
+    make = [sys.executable, "setup.py", "-q", "editable_wheel", "-d", str(tmp_path)]
+    subprocess.run(make, cwd=tree, check=True, capture_output=True, timeout=100)
+    (wheel,) = tmp_path.glob("*.whl")
+    site = tmp_path / "site"
+    shutil.unpack_archive(wheel, site, "zip")
+    code = f"import site; site.addsitedir({str(site)!r}); import shmtrain; print(shmtrain.__file__)"
+    command = [sys.executable, "-S", "-c", code]
+    found = subprocess.run(command, cwd=beside.parent, check=True, capture_output=True, text=True, timeout=60)
+    assert found.stdout.strip() == str(tree / "shmtrain" / "__init__.py")
 
 
 def test_no_built_file_is_tracked() -> None:
