@@ -223,7 +223,8 @@ class SolverChecks:
             alpha = m.moving_rate
         if tau is None and m.HasField("update_interval"):
             tau = m.update_interval
-        way = method(o.algorithm, o.workers, alpha is not None, o.method)
+        exchange = o.exchange or "fused"
+        way = method(o.algorithm, o.workers, alpha is not None, o.method, exchange)
         check_told(o, way)
         if alpha is None:
             alpha = moving_rate(o.algorithm, o.workers, way)
@@ -237,7 +238,7 @@ class SolverChecks:
         return Sharing(
             workers=o.workers,
             algorithm=o.algorithm,
-            exchange=o.exchange or "fused",
+            exchange=exchange,
             alpha=float(alpha),
             tau=int(tau),
             termination=o.termination,

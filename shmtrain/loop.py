@@ -252,7 +252,8 @@ def _options(algorithm: str, workers: int, options: dict[str, Any]) -> tuple[Met
         raise ConfigError(f"unknown options: {', '.join(sorted(unknown))}")
     if algorithm in METHODS and not METHODS[algorithm].box:
         raise ConfigError(f"{algorithm} meets by MPI: it is for solver files under mpirun alone")
-    filled = method(algorithm, workers, "alpha" in told, MethodOptions(**options))
+    way = told.get("exchange") or "fused"
+    filled = method(algorithm, workers, "alpha" in told, MethodOptions(**options), way)
     own(algorithm, told)
     if not 0 < told.get("alpha", 0.5) < 1 or told.get("tau", 1) < 1:
         raise ConfigError(f"alpha must lie between 0 and 1, tau must be at least 1: {told}")

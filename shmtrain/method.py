@@ -25,6 +25,7 @@ ASYNCHRONOUS_RATE = 0.7
 SERVER_RATE = 0.003  # of downpour's adagrad
 ASYNCHRONOUS_MOMENTUM = 0.5  # of diloco's outer step, as in HALoS (arXiv 2506.04531); 0.9 diverges there
 BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
+LEAST_ALPHA = 0.2  # ShmCaffe's alpha for any number of workers
 ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start", "wire"})
 MEAN = "the mean gradient of {workers} x {batch} images makes one step of the job"
 
@@ -44,6 +45,7 @@ class Entry:
     lockstep  all make the same steps: iterations are counted by the steps, not claimed
     box       whether they meet through a memory box; else by MPI, and mpirun starts them
     server    whether the first rank of mpirun does no training, but holds the center
+    least     alpha by default where beta / N is below it and an exchange is one operation
     """
 
     module: str
@@ -57,6 +59,7 @@ class Entry:
     wire: str = "float32"
     box: bool = True
     server: bool = False
+    least: float = 0.0
 
     def has(self, option: str) -> bool:
         return option in self.options or (option == "termination" and self.claims_freely)
@@ -71,7 +74,7 @@ METHODS = {
     "seasgd": Entry(
         "seasgd", "SEASGD (ShmCaffe-A, 2018)", DEFAULT_RULE,
         "each worker steps on {batch} images of its own; the center follows {workers} of them",
-        ELASTIC | {"exchange"},
+        ELASTIC | {"exchange"}, least=LEAST_ALPHA,
     ),
     "easgd": Entry(
         "easgd", "asynchronous EASGD (Zhang et al. 2015)", DEFAULT_RULE,
@@ -101,6 +104,7 @@ METHODS = {
         "hybrid", "HSGD (ShmCaffe-H, 2018)", DEFAULT_RULE,
         "a group's mean gradient makes one step of the group; the center follows the groups",
         frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness", "wire"}), lockstep=True,
+        least=LEAST_ALPHA,
     ),
     "diloco": Entry(
         "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "power:0.25",
@@ -135,6 +139,7 @@ class Method:
     """The options of the chosen way; those of other ways stand at their defaults.
 
     beta            alpha = beta / (workers that take part), as they come and go; None: alpha is fixed
+    least_alpha     where that is lower, alpha is this
     warm_start      iterations of the job that the leading worker makes alone, before the others begin
     staleness       what becomes of an old increment: none, inverse, exponential:R, drop:S, bounded:S
     n_fetch, n_push steps between two reads of the center, and between two pushes to it
@@ -151,6 +156,7 @@ class Method:
     """
 
     beta: float | None = BETA
+    least_alpha: float = 0.0
     warm_start: int = 0
     staleness: str = "none"
     n_fetch: int = 1
@@ -171,7 +177,9 @@ class Method:
     wait_limit: float = 300.0
 
 
-def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions) -> Method:
+def method(
+    algorithm: str, workers: int, alpha_given: bool, given: MethodOptions, exchange: str = "fused"
+) -> Method:
     """The options with the defaults filled in. Raises ConfigError."""
     entry = METHODS[choice("--algorithm", algorithm, METHODS)]
     told = {f.name: v for f in fields(given) if (v := getattr(given, f.name)) is not None}
@@ -183,6 +191,8 @@ def method(algorithm: str, workers: int, alpha_given: bool, given: MethodOptions
     defaults: dict[str, Any] = {"staleness": entry.staleness, "wire": entry.wire}
     if alpha_given:
         defaults["beta"] = None
+    if "beta" not in told and exchange == "fused":
+        defaults["least_alpha"] = entry.least
     if told.get("asynchronous"):
         defaults |= {"outer_lr": ASYNCHRONOUS_RATE, "outer_momentum": ASYNCHRONOUS_MOMENTUM}
     filled = Method(**{**defaults, **told})
@@ -223,9 +233,14 @@ def check_interval(m: Method, tau: int) -> None:
 
 
 def moving_rate(algorithm: str, workers: int, m: Method) -> float:
-    """alpha = beta / N, N being the workers or their groups; below 1 for one alone, whatever beta says."""
+    """alpha = beta / N, N being the workers or their groups, at least least_alpha, and below 1 for one alone.
+
+    An exchange that is one operation reads the center that it moves: many of them, one after the other, never
+    take the center beyond the workers. N alpha need not stay below 1, as it must where increments come from
+    an older center.
+    """
     size = m.group_size if algorithm == "hybrid" else 1
-    return min((m.beta or BETA) / -(-max(workers, 1) // size), MAX_ALPHA)
+    return min(max((m.beta or BETA) / -(-max(workers, 1) // size), m.least_alpha), MAX_ALPHA)
 
 
 def _check(m: Method, entry: Entry, workers: int) -> None:
@@ -280,7 +295,7 @@ def figures(sharing: Sharing) -> list[str]:
     entry, m = METHODS[sharing.algorithm], sharing.method
     words = {"exchange": sharing.exchange, "alpha": f"alpha {sharing.alpha:g}", "tau": f"tau {sharing.tau}"}
     if m.beta is not None:
-        words["beta"] = f"alpha follows {m.beta:g}/N"
+        words["beta"] = f"alpha follows {m.beta:g}/N" + (f" from {m.least_alpha:g} on" * (m.least_alpha > 0))
     shown = [text for name, text in words.items() if name in entry.options]
     if sharing.algorithm == "hybrid":
         shown.insert(0, f"S{m.group_size}xA{-(-sharing.workers // m.group_size)}")

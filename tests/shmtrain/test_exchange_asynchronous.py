@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from shmtrain.exchange.staleness import Staleness
 from shmtrain.group import Column, State
-from shmtrain.method import Method, moving_rate
-from shmtrain.options import ConfigError
+from shmtrain.method import Method, method, moving_rate
+from shmtrain.options import ConfigError, MethodOptions
 from tests.shmtrain.crowds import F64, RATE, Recipe, close, gradient, open_job, start
 
 METHOD = Method(beta=None, wait_limit=30.0)
@@ -224,6 +225,24 @@ def test_alpha_follows_those_that_take_part(address: str) -> None:
     job.progress.put(2, Column.STATE, State.FINISHED)  # its share lies in the center
     assert moving_rate("seasgd", job.progress.rows().active, Method()) == pytest.approx(0.9 / 4)
     assert moving_rate("hybrid", 4, Method()) == pytest.approx(0.9 / 2)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "told", "exchange", "alpha"),
+    [
+        ("seasgd", {}, "fused", 0.2),
+        ("seasgd", {}, "paper", 0.9 / 16),  # increments made from an older center: N alpha stays below 1
+        ("seasgd", {"beta": 0.9}, "fused", 0.9 / 16),
+        ("hybrid", {"group_size": 1}, "fused", 0.2),
+        ("easgd", {}, "fused", 0.9 / 16),
+    ],
+)
+def test_alpha_of_many_workers_is_bounded_below_where_an_exchange_is_one_operation(
+    algorithm: str, told: dict[str, Any], exchange: str, alpha: float
+) -> None:
+    filled = method(algorithm, 16, False, MethodOptions(**told), exchange)
+    assert moving_rate(algorithm, 16, filled) == pytest.approx(alpha)
+    assert moving_rate(algorithm, 2, filled) == pytest.approx(0.45)
 
 
 # Staleness -----------------------------------------------------------------------------------------------
