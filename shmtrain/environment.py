@@ -20,11 +20,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from shmtrain.method import METHODS
-from shmtrain.options import ConfigError
+from shmtrain.options import MAX_THREADS, ConfigError
 
 Environment = Mapping[str, str]
 BAD_IN_KEYS = re.compile(r"[^A-Za-z0-9._:@+=,-]")
 TORCHRUN = "torchrun"
+NUMBER = r"\d{1,10}"  # Slurm numbers its own steps from 2^32 downwards
+MOST_NODES = 1 << 17
 NO_RUN_ID = "none"  # torchrun's, where none was given
 
 
@@ -85,7 +87,7 @@ def launched(environment: Environment = os.environ) -> Launched | None:
     for mark, read in LAUNCHERS.items():
         if mark in environment:
             found = read(environment)
-            if not 0 <= found.rank < found.world or not 0 <= found.local_rank < found.local_world:
+            if not (found.rank < found.world and found.local_rank < found.local_world <= found.world):
                 raise ConfigError(
                     f"{found.launcher}: rank {found.rank} of {found.world}, local rank {found.local_rank} of"
                     f" {found.local_world}: these variables do not fit together"
@@ -96,8 +98,10 @@ def launched(environment: Environment = os.environ) -> Launched | None:
 
 def _number(environment: Environment, name: str) -> int:
     text = environment.get(name, "")
-    if not text.isdigit():
-        raise ConfigError(f"the environment's {name} is {text!r}, not a number: who launched this process?")
+    if not re.fullmatch(NUMBER, text, re.ASCII):
+        raise ConfigError(
+            f"the environment's {name} is {text[:80]!r}, not a number: who launched this process?"
+        )
     return int(text)
 
 
@@ -137,7 +141,7 @@ def _srun(e: Environment) -> Launched:
     tasks = tasks_per_node(e.get("SLURM_STEP_TASKS_PER_NODE", ""))
     if node >= len(tasks):
         raise ConfigError(f"srun: SLURM_NODEID is {node}, SLURM_STEP_TASKS_PER_NODE has {len(tasks)} nodes")
-    threads = _number(e, "SLURM_CPUS_PER_TASK") if e.get("SLURM_CPUS_PER_TASK") else None
+    threads = min(_number(e, "SLURM_CPUS_PER_TASK"), MAX_THREADS) if e.get("SLURM_CPUS_PER_TASK") else None
     return Launched(
         "srun", _number(e, "SLURM_PROCID"), _number(e, "SLURM_STEP_NUM_TASKS"), _number(e, "SLURM_LOCALID"),
         tasks[node], f"{_number(e, 'SLURM_JOB_ID')}.{_number(e, 'SLURM_STEP_ID')}", threads,
@@ -148,9 +152,9 @@ def tasks_per_node(text: str) -> list[int]:
     """Slurm's ``2(x3),1`` as [2, 2, 2, 1]. Raises ConfigError."""
     counts: list[int] = []
     for part in text.split(","):
-        found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part)
-        if found is None:
-            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE is {text!r}, not as in 2(x3),1")
+        found = re.fullmatch(rf"({NUMBER})(?:\(x({NUMBER})\))?", part, re.ASCII)
+        if found is None or len(counts) + int(found[2] or 1) > MOST_NODES:
+            raise ConfigError(f"SLURM_STEP_TASKS_PER_NODE is {text[:80]!r}, not as in 2(x3),1")
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

@@ -111,6 +111,10 @@ def test_one_host_is_where_all_ranks_are_local() -> None:
     [
         ({**TORCHRUN, "RANK": "x"}, r"RANK is 'x', not a number"),
         ({**TORCHRUN, "RANK": "4"}, r"torchrun: rank 4 of 4"),
+        ({**TORCHRUN, "RANK": "\u00b2"}, r"RANK is '\u00b2', not a number"),
+        ({**TORCHRUN, "WORLD_SIZE": "9" * 5000}, r"WORLD_SIZE is '9{80}', not a number"),
+        ({**TORCHRUN, "LOCAL_WORLD_SIZE": "5"}, r"of 5: these variables do not fit together"),
+        ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "1(x9999999999)"}, r"not as in 2\(x3\),1"),
         ({k: v for k, v in MPICH.items() if k != "PMI_SIZE"}, r"PMI_SIZE is ''"),
         ({**SRUN, "SLURM_STEP_TASKS_PER_NODE": "two"}, r"not as in 2\(x3\),1"),
         ({**SRUN, "SLURM_NODEID": "4"}, r"SLURM_NODEID is 4, SLURM_STEP_TASKS_PER_NODE has 4 nodes"),
