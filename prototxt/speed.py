@@ -226,7 +226,7 @@ def _channels_last(x: Tensor) -> Tensor:
     # One channel lies the same either way: only the strides say which way is meant, and what comes after
     # follows them.
     _, _, height, width = x.shape
-    return x.as_strided(x.shape, (height * width, 1, width, 1), x.storage_offset())
+    return x.as_strided(x.shape, (height * width, 1, width, 1))
 
 
 def _with_usual_order(forward: Forward) -> Forward:

@@ -67,12 +67,12 @@ class _SmallCrossEntropy(torch.autograd.Function):
             layer.labels.read(labels, scores)  # says which label it is
         by = max(1, kept) if layer.mode == layer.p.VALID else divisor(layer.mode, layer.p, outer, outer, None)
         ctx.gradient, ctx.by = gradient, by
-        return scores.new_tensor(total / by)
+        return torch.tensor(total / by, dtype=torch.float32)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, seed: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.gradient * (seed / ctx.by), None, None
+        return ctx.gradient * (seed.item() / ctx.by), None, None  # a number: one operation, not three
 
 
 class SoftmaxWithLoss(nn.Module):
@@ -82,7 +82,7 @@ class SoftmaxWithLoss(nn.Module):
         self.p = labels.spec.loss_param
 
     def forward(self, x: Tensor, labels: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        scores = self.labels.split(x)
+        scores = x if x.dim() == 2 and self.labels.axis == 1 else self.labels.split(x)
         if not self.probabilities and self._small(scores, labels):
             return _SmallCrossEntropy.apply(scores, labels, self)  # type: ignore[no-any-return, no-untyped-call]
         targets = self.labels.read(labels, scores)
