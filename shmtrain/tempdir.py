@@ -7,7 +7,8 @@ import stat
 import tempfile
 from pathlib import Path
 
-ROOM = 60  # bytes of a folder whose sockets stay within the kernel's 107
+from smb.listen import short_folder
+
 SOCKET = "box.sock"  # of a box that a job holds itself, in a folder shmtrain-* of this user alone
 
 
@@ -16,8 +17,7 @@ def keep_short() -> None:
 
     A scheduler's scratch folder often is; multiprocessing puts its fork server's socket there, too.
     """
-    if len(os.fsencode(tempfile.gettempdir())) > ROOM and os.access("/tmp", os.W_OK | os.X_OK):
-        tempfile.tempdir = "/tmp"
+    tempfile.tempdir = short_folder()
 
 
 def private(folder: Path) -> bool:

@@ -24,6 +24,7 @@ from typing import IO, Any
 
 import smb
 from smb.errors import OutOfMemory, SmbError
+from smb.listen import short_folder
 from smb.memory import RESERVE, available, cgroup_left, show
 
 OPERATIONS = ("read", "write", "accumulate", "exchange")
@@ -191,7 +192,10 @@ def measure(plan: Plan) -> Iterator[Row]:
 @contextlib.contextmanager
 def _daemon(transports: Sequence[str]) -> Iterator[list[str]]:
     """Addresses of a daemon of our own, one for each transport."""
-    with tempfile.TemporaryDirectory(prefix="smb-bench-") as folder, _children() as children:
+    with (
+        tempfile.TemporaryDirectory(prefix="smb-bench-", dir=short_folder()) as folder,
+        _children() as children,
+    ):
         words = ["smb.cli", "serve", "--unix", f"{folder}/box.sock"]
         if "tcp" in transports:
             words += ["--tcp", "127.0.0.1:0"]

@@ -21,8 +21,18 @@ if TYPE_CHECKING:
     from smb.gate import Terms
 
 BACKLOG = 512
+ROOM = 60  # bytes of a folder whose sockets stay within the kernel's 107
 TRIES = 8  # to find a port that is free at every address of a host
 PATIENCE = 10.0  # seconds to wait for another daemon that is just starting in the same folder
+
+
+def short_folder() -> str:
+    """For temporary sockets: the folder of temporary files, or /tmp where its path is too long for them."""
+    import tempfile  # which most clients need not load
+
+    folder = tempfile.gettempdir()
+    too_long = len(os.fsencode(folder)) > ROOM and os.access("/tmp", os.W_OK | os.X_OK)
+    return "/tmp" if too_long else folder
 
 
 def default_path() -> Path:
