@@ -178,6 +178,13 @@ class Result:
 def read(folder: Path) -> Result:
     """The run in a folder. Raises Broken."""
     try:
+        return _read(folder)
+    except (KeyError, TypeError, AttributeError) as error:  # JSON, and of something else
+        raise Broken(f"is damaged: {type(error).__name__} {error}") from None
+
+
+def _read(folder: Path) -> Result:
+    try:
         record = json.loads((folder / RECORD).read_text())
     except FileNotFoundError:
         raise Broken("was not run to its end") from None

@@ -53,7 +53,7 @@ class Runner:
     def whole(self, case: Case) -> bool:
         """Whether this very run has been made, to its end."""
         try:
-            return bool(read(self.folder(case)).record["arguments"] == self.plan.arguments(case))
+            return bool(read(self.folder(case)).record.get("arguments") == self.plan.arguments(case))
         except Broken:
             return False
 

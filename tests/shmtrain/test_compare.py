@@ -137,6 +137,27 @@ def test_a_run_that_did_not_come_to_its_end_is_none(
         one(tmp_path, workers=2, **{"ends": [{"steps": 1, "loop_seconds": 1.0}] * 2, **given})
 
 
+@pytest.mark.parametrize(
+    ("record", "metrics"),
+    [
+        ("", None), ("{", None), ("[]", None), ("{}", None), ('{"code": 0}', None),
+        ('{"code": 0, "workers": []}', None),
+        (None, "{"), (None, "[]"), (None, '{"kind": "end"}'), (None, "7"),
+    ],
+)  # fmt: skip
+def test_a_run_whose_files_are_damaged_is_none(
+    record: str | None, metrics: str | None, tmp_path: Path
+) -> None:
+    folder = lay(tmp_path, "way", 1, ends=[{"steps": 1, "loop_seconds": 1.0}])
+    assert read(folder).workers == 1
+    if record is not None:
+        (folder / "run.json").write_text(record)
+    if metrics is not None:
+        (folder / "run.jsonl").write_text(metrics)
+    with pytest.raises(Broken, match=r"damaged|not whole|came to the end"):
+        read(folder)
+
+
 def test_an_interval_is_students() -> None:
     mean = Mean.of([1.0, 2.0, 3.0])
     assert (mean.value, mean.half) == (2.0, pytest.approx(2.4841, abs=1e-3))
