@@ -84,16 +84,19 @@ class Runs:
     """The values of the last whole-graph run, from which blobs refresh themselves when they are read.
 
     watched  blobs whose numpy views are in somebody's hands: refreshed at the end of every run
+    inside   slots that a run leaves nothing in: they lie inside of compiled parts
     """
 
     def __init__(self) -> None:
         self.values: list[Tensor | None] = []
+        self.inside: frozenset[int] = frozenset()
         self.number = 0
         self.watched: set[ActivationBlob] = set()
 
     def refresh(self) -> None:
         for blob in self.watched:
-            blob.tensor  # noqa: B018  (reading it brings it up to date)
+            if blob.slot not in self.inside:
+                blob.tensor  # noqa: B018  (reading it brings it up to date)
 
 
 class ActivationBlob(Blob):
@@ -103,10 +106,11 @@ class ActivationBlob(Blob):
     """
 
     def __init__(self, shape: Shape, runs: Runs, slot: int, alias: ActivationBlob | None = None) -> None:
-        self._runs, self._slot, self._alias = runs, slot, alias
+        self._runs, self.slot, self._alias = runs, slot, alias
         self._seen = runs.number
         self._shape = _checked(shape)
         self._data = torch.zeros(0)
+        self._view: Tensor | None = None  # the data in its shape, until either changes
         self._diff = torch.zeros(0)
         self.weight = 0.0
 
@@ -115,8 +119,13 @@ class ActivationBlob(Blob):
         if self._alias is not None:
             return self._alias.tensor
         if self._seen != self._runs.number:
+            if self.slot in self._runs.inside:
+                raise NetError(
+                    "this blob lies inside of a compiled part, which shows nothing of a run(): read it after"
+                    " forward(), or build the net without compile"
+                )
             self._seen = self._runs.number
-            value = self._runs.values[self._slot]
+            value = self._runs.values[self.slot]
             if value is not None and value.data_ptr() != self._data.data_ptr():
                 self.store(value)
         return self._reserve()
@@ -127,10 +136,12 @@ class ActivationBlob(Blob):
         return super().data
 
     def _reserve(self) -> Tensor:
-        count = math.prod(self._shape)
-        if count > self._data.numel():
-            self._data = torch.zeros(count)
-        return self._data[:count].view(self._shape)
+        if self._view is None:
+            count = math.prod(self._shape)
+            if count > self._data.numel():
+                self._data = torch.zeros(count)
+            self._view = self._data[:count].view(self._shape)
+        return self._view
 
     @property
     def diff_tensor(self) -> Tensor:
@@ -144,19 +155,19 @@ class ActivationBlob(Blob):
     def shape(self) -> Shape:
         if self._alias is not None:
             return self._alias.shape
-        value = self._runs.values[self._slot] if self._seen != self._runs.number else None
+        value = self._runs.values[self.slot] if self._seen != self._runs.number else None
         return self._shape if value is None else tuple(value.shape)
 
     def reshape(self, *dims: int) -> None:
         if self._alias is not None:
             self._alias.reshape(*dims)
             return
-        self._shape = _checked(dims)
+        self._shape, self._view = _checked(dims), None
         self._seen = self._runs.number
 
     def live_in(self, tensor: Tensor) -> None:
         """Let the data be ``tensor``, contiguous float32 of the blob's shape: one storage from now on."""
-        self._data = tensor.detach().reshape(-1)
+        self._data, self._view = tensor.detach().reshape(-1), None
 
     def store(self, value: Tensor) -> None:
         """Take over shape and numbers of ``value``, unseen by autograd: graphs on this storage live."""

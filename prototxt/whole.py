@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from prototxt.blob import ActivationBlob, Runs
+from prototxt.compiled import Step, account, compile_steps
 from prototxt.errors import NetError, PrototxtError
 from prototxt.nodes import Graph, Node
 from prototxt.speed import replacements
@@ -27,16 +28,14 @@ class Outcome:
     outputs: dict[str, Tensor]
 
 
-_Slots = tuple[int, ...]
-# A layer as the loop needs it: index, forward, bottoms, tops, (top, weight) of its losses, bottoms to detach.
-_Step = tuple[int, Callable[..., Any], _Slots, _Slots, tuple[tuple[int, float], ...], frozenset[int]]
-
-
 class WholeGraph:
     """Runs the layers one after another on live tensors; gradients are autograd's affair.
 
     All that can be known beforehand is settled here: the loop has no names, no rules and no shapes in it.
+    ``account`` says what is compiled; empty when nothing was to be.
     """
+
+    account = ""
 
     def __init__(
         self,
@@ -44,7 +43,9 @@ class WholeGraph:
         blobs: list[ActivationBlob],
         runs: Runs,
         train: bool,
+        *,
         precision: str = "float32",
+        compiled: bool = False,
     ) -> None:
         self._graph, self._runs, self._train = graph, runs, train
         self._feeds = [
@@ -52,7 +53,10 @@ class WholeGraph:
         ]
         self._count = len(graph.names)
         self._outputs = [(name, graph.names.index(name)) for name in graph.outputs]
-        self._plan = _plan(graph, replacements(graph, train, precision))
+        self._plan = plan = _plan(graph, replacements(graph, train, precision))
+        if compiled:
+            self._plan, runs.inside = compile_steps(graph, plan, {slot for _, slot in self._outputs})
+            self.account = account(graph, plan, self._plan)
         self._narrow = precision == "bf16"
 
     def run(self) -> Outcome:
@@ -109,9 +113,9 @@ def _add_losses(loss: Tensor | None, tops: list[tuple[Tensor, float]]) -> Tensor
     return loss
 
 
-def _plan(graph: Graph, replaced: dict[int, Callable[..., Any] | None]) -> list[_Step]:
+def _plan(graph: Graph, replaced: dict[int, Callable[..., Any] | None]) -> list[Step]:
     """``replaced``: other forwards of layers, None for those that another one does; see prototxt.speed."""
-    plan: list[_Step] = []
+    plan: list[Step] = []
     live: set[int] = set()  # slots whose tensors may carry a gradient
     for index, node in enumerate(graph.nodes):
         if node.built.feed:

@@ -283,6 +283,7 @@ class SolverChecks:
             sighup_effect=o.sighup_effect,
             threads=o.threads,
             precision=o.precision,
+            compile=o.compile,
             log=f"{base}.log",
             metrics=f"{base}.jsonl",
             tensorboard=o.tensorboard,

@@ -181,6 +181,7 @@ def _add_run(p: argparse.ArgumentParser) -> None:
         "--precision", choices=PRECISIONS, default="float32",
         help="bf16: layers that may work in bfloat16; the weights stay float32 (float32)",
     )  # fmt: skip
+    g.add_argument("--compile", action="store_true", help="let torch's compiler join layers of the net")
     g.add_argument("--log-dir", metavar="DIR", help="log, metrics and each worker's log go there")
     g.add_argument("--tensorboard", metavar="DIR", help="write TensorBoard events there")
     g.add_argument("--no-progress", action="store_true", help="no progress bar on a terminal")
@@ -266,6 +267,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         log_dir=args.log_dir,
         tensorboard=args.tensorboard,
         precision=args.precision,
+        compile=args.compile,
     )
 
 

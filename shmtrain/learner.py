@@ -29,7 +29,8 @@ def open_net(
 ) -> Net:
     """Build a net of the configuration for this worker; its readers take this worker's share of the data.
 
-    A test net is read whole by whoever tests. ``reading`` is for the data layers.
+    A test net is read whole by whoever tests, and not compiled: that pays for the many steps of a training.
+    ``reading`` is for the data layers.
     """
     alone = source.phase == "TEST"
     return Net(
@@ -42,6 +43,7 @@ def open_net(
         world=1 if alone else role.world,
         options=reading,
         precision=config.run.precision,
+        compile=config.run.compile and not alone,
     )
 
 
@@ -104,6 +106,8 @@ class Learner:
         log.info(f"Initializing solver from parameters: \n{config.text.rstrip()}")
         log.info(f"Creating {config.train.label}")
         learner = cls(config, open_net(config.train, config, role, reading), role, log)
+        if learner.net.compile_account:
+            log.info(learner.net.compile_account)
         for weights in config.start.weights:
             log.info(f"Finetuning from {weights}")
             learner.net.copy_from(weights)

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prototxt.compiler import cpp_compiler
+from prototxt.errors import NetError
 from shmtrain.lr_rule import DEFAULT_WARMUP
 
 SIGNAL_EFFECTS = ("stop", "snapshot", "none")
@@ -86,6 +88,7 @@ class Options:
     log_dir: str | None = None
     tensorboard: str | None = None
     precision: str = "float32"
+    compile: bool = False
 
     def told(self) -> list[str]:
         """Which options that not every algorithm has were given, besides those of ``method``."""
@@ -121,6 +124,11 @@ def check_options(options: Options) -> None:
         raise ConfigError(f"--box-grace {options.box_grace}: is no number of seconds")
     choice("--precision", options.precision, PRECISIONS)
     choice("--data", options.data, DATA)
+    if options.compile:
+        try:
+            cpp_compiler()
+        except NetError as error:
+            raise ConfigError(f"--compile: {error}") from error
     for flag, effect in (("sigint", options.sigint_effect), ("sighup", options.sighup_effect)):
         choice(f"--{flag}-effect", effect, SIGNAL_EFFECTS)
 

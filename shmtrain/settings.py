@@ -167,6 +167,7 @@ class Run:
     sighup_effect: str
     threads: int | None
     precision: str
+    compile: bool
     log: str
     metrics: str
     tensorboard: str | None

@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
     add_state(p, "TRAIN")
     p.add_argument("--threads", type=whole, metavar="T", help="torch threads (all cores)")
     p.add_argument("--precision", choices=PRECISIONS, default="float32", help="of the one graph (float32)")
+    p.add_argument("--compile", action="store_true", help="let torch's compiler join layers of the one graph")
     return p
 
 
@@ -59,7 +60,12 @@ def _run(args: argparse.Namespace) -> None:
 
     if args.threads is not None:
         torch.set_num_threads(args.threads)
-    with Net(args.net, args.phase, stages=args.stage, level=args.level, precision=args.precision) as net:
+    with Net(
+        args.net, args.phase, stages=args.stage, level=args.level,
+        precision=args.precision, compile=args.compile,
+    ) as net:  # fmt: skip
+        if net.compile_account:
+            print(net.compile_account)
         print(f"Testing for {args.iterations} iterations, {torch.get_num_threads()} threads.", flush=True)
         for line in table(measure(net, args.iterations)):
             print(line)

@@ -37,6 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("--iterations", type=whole, default=50, metavar="N", help="batches (50)")
     p.add_argument("--threads", type=whole, metavar="T", help="torch threads (all cores)")
+    p.add_argument("--compile", action="store_true", help="let torch's compiler join layers")
     p.add_argument("--log-dir", metavar="DIR", help="write the log there too, as test.log")
     add_state(p)
     return p
@@ -54,7 +55,9 @@ def _run(args: argparse.Namespace) -> None:
     path = f"{args.log_dir}/test.log" if args.log_dir else None
     with Log([sys.stderr], path) as log, notes_in(log):
         log.info("Use CPU.")
-        with Net(args.model, "TEST", stages=args.stage, level=args.level) as net:
+        with Net(args.model, "TEST", stages=args.stage, level=args.level, compile=args.compile) as net:
+            if net.compile_account:
+                log.info(net.compile_account)
             for name in net.outputs:
                 log.info(f"This network produces output {name}")
             log.info("Network initialization done.")

@@ -113,6 +113,12 @@ def test_a_wrong_option_is_refused_with_its_message(fault: str) -> None:
     assert message in str(error.value)
 
 
+def test_compile_without_a_compiler_is_told_before_anything_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(ConfigError, match=r"^--compile: .*no 'no-such-compiler' here: install g\+\+"):
+        load(GOOD, Options(compile=True))
+
+
 def test_a_missing_solver_file_is_named_by_its_whole_path(folder: Path) -> None:
     with pytest.raises(ConfigError, match=str(folder / "none.prototxt")):
         TrainConfig.load("none.prototxt")

@@ -33,6 +33,12 @@ def test_the_table_has_the_originals_lines(
         assert re.search(rf"^{name}: [\d.e+-]+ ms\.$", text, re.MULTILINE)
 
 
+def test_compile_says_what_it_joins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "n.prototxt").write_text(NET)
+    assert timing.main([str(tmp_path / "n.prototxt"), "--iterations", "1", "--compile"]) == 0
+    assert capsys.readouterr().out.startswith("compile: nothing here that torch's compiler could join")
+
+
 def test_a_net_that_cannot_be_built_is_one_line_and_exit_code_1(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
