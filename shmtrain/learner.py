@@ -20,7 +20,7 @@ from shmtrain.log import Log
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
 from shmtrain.settings import NetSource
-from shmtrain.snapshot import Names, SnapshotError, State, WorkerState
+from shmtrain.snapshot import Names, State, WorkerState
 from shmtrain.solver import RateState, Updater, learning_rate
 
 
@@ -255,10 +255,7 @@ class Learner:
         names = Names.of_state(path)
         if self.role.world == 1 or names is None:
             return None
-        own = snapshot.read_worker(names.worker(self.role.rank), self.params, histories)
-        if own is not None and any(vector.size != self.params.trained for vector in own.history):
-            raise SnapshotError(f"{names.worker(self.role.rank)}: history of another length")
-        return own
+        return snapshot.read_worker(names.worker(self.role.rank), self.params, histories)
 
     def _count(self, state: State, own: WorkerState | None) -> int:
         """Adam's t: the worker's own steps; alone, the iterations of the job."""
