@@ -1,9 +1,10 @@
 """Layers that follow one another as one piece of code of torch's compiler, for ``Net(compile=True)``.
 
-Only those become a part that can share one pass over memory: what works value by value, BatchNorm, sums and
-joins. Convolutions and products are library calls either way; compiled pooling is slower than torch's own
-(and the gradient of AVE with windows counted upwards is wrong in torch 2.13); the others read files, call
-the user's Python, draw from the net's random stream, check labels or have kernels of ours.
+Only those become a part that can share one pass over memory: what works value by value, sums and joins.
+Convolutions and products are library calls either way; BatchNorm by the batch's numbers and pooling are
+slower compiled than as torch's own (and the gradient of AVE with windows counted upwards is wrong in torch
+2.13); the others read files, call the user's Python, draw from the net's random stream, check labels or have
+kernels of ours.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from prototxt.compiler import WITHOUT
 from prototxt.errors import NetError, first_line
+from prototxt.layers.normalisation import BatchNorm
 from prototxt.nodes import Graph
 
 FUSED = frozenset({
@@ -142,7 +144,9 @@ def _from_outside(steps: Sequence[Step]) -> Iterator[int]:
 
 
 def _fits(graph: Graph, step: Step, varying: set[int]) -> bool:
-    return graph.nodes[step[0]].type in FUSED and varying.isdisjoint(step[2])
+    node = graph.nodes[step[0]]
+    by_batch = isinstance(node.module, BatchNorm) and not node.module.accumulated
+    return node.type in FUSED and not by_batch and varying.isdisjoint(step[2])
 
 
 def _varying(graph: Graph) -> set[int]:

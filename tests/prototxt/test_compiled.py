@@ -82,8 +82,8 @@ def passes(built: Net) -> list[float]:
 def test_compiled_parts_give_what_the_layers_give() -> None:
     joined, plain = filled("TRAIN", True), filled("TRAIN", False)
     assert joined.compile_account == (
-        "compile: 17 layers in 2 parts, made at the first pass; as they are: "
-        "Convolution, InnerProduct, Pooling, SoftmaxWithLoss"
+        "compile: 16 layers in 2 parts, made at the first pass; as they are: "
+        "BatchNorm, Convolution, InnerProduct, Pooling, SoftmaxWithLoss"
     )
     assert not plain.compile_account
     assert passes(joined) == pytest.approx(passes(plain), rel=1e-4)
@@ -141,5 +141,5 @@ def test_what_the_compiler_refuses_names_the_layers(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(torch, "compile", lambda function, **options: refuse)
     built = filled("TRAIN", True)
-    with pytest.raises(NetError, match=r"layer 'bn' \(BatchNorm\) up to 'exp': .*no such header; without"):
+    with pytest.raises(NetError, match=r"layer 'relu' \(ReLU\) up to 'exp': .*no such header; without"):
         built.run()
