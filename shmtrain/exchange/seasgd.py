@@ -11,9 +11,9 @@ momentum history stays local and is not corrected by the elastic move.
 
 Source: Ahn et al., ShmCaffe, ICDCS 2018, equations (5) to (7) and the two threads of a worker. The elastic
 move is Zhang, Choromanska, LeCun, Deep learning with Elastic Averaging SGD, NIPS 2015, Algorithm 1. ShmCaffe
-takes alpha = 0.2 for any number of workers; 0.9/N as in the second source keeps N alpha below 1, which matters
-where d was made from an older center. By default alpha is 0.9/N, and at least 0.2 where (5) to (7) are one
-operation.
+takes alpha = 0.2 for any number of workers; 0.9/N as in the second source keeps N alpha below 1, which
+matters where d was made from an older center. By default alpha is 0.9/N, and at least 0.2 where (5) to (7)
+are one operation.
 """
 
 from __future__ import annotations
