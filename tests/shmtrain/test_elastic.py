@@ -236,7 +236,7 @@ def test_half_of_eight_workers_are_killed_at_once_and_the_rest_end_the_job(tmp_p
     """A whole group, and the roots of two others."""
     write(
         tmp_path,
-        "max_iter: 12000 display: 100 test_iter: 1 test_interval: 12000 test_initialization: false\n",
+        "max_iter: 6000 display: 100 test_iter: 1 test_interval: 6000 test_initialization: false\n",
     )
     with running(tmp_path, "--workers", "8", "--algorithm", "hybrid", "--group-size", "2") as job:
         pids = [job.pid_of(rank) for rank in range(8)]

@@ -197,15 +197,13 @@ def test_the_papers_rules_end_a_job(tmp_path: Path) -> None:
 
 
 def test_a_long_test_phase_does_not_stop_the_others(tmp_path: Path) -> None:
-    """What worker 0 shows after its test phase is far on: worker 1 has trained meanwhile."""
-    write(tmp_path, "max_iter: 2000 test_iter: 5000 test_interval: 100000 display: 100\n")
+    """What worker 0 shows after a test phase is far on: worker 1 has trained meanwhile."""
+    write(tmp_path, "max_iter: 9000 test_iter: 3000 test_interval: 2000 display: 100\n")
     job = train(tmp_path, "--workers", "2")
     assert job.process.returncode == 0, job.text
-    first, second = steps(tmp_path)
-    assert first + second == 2000
-    before, after = [int(at) for at in re.findall(r"Iteration (\d+) \(", job.text)][:2]
-    assert before == 0
-    assert after >= 500  # the next display, at 100, had the other one waited
+    assert sum(steps(tmp_path)) == 9000
+    shown = [int(at) for at in re.findall(r"Iteration (\d+) \(", job.text)]
+    assert max(np.diff(shown)) >= 500  # 100 or 200, had the other one waited
 
 
 @pytest.fixture(scope="module")
