@@ -20,6 +20,7 @@ from shmtrain.options import ConfigError, Options
 from tests.shmtrain.jobs import running, write
 from tests.shmtrain.test_elastic import joining
 from tests.shmtrain.test_exchange_termination import places
+from tests.smb.processes import wait_for
 
 RECORDS, BATCH = 6_000, 2
 
@@ -54,6 +55,8 @@ def test_an_epoch_is_read_exactly_once_while_one_joins_and_one_leaves(tmp_path: 
     with running(tmp_path, *options, "--algorithm", "downpour", "--staleness", "none") as job:
         first, second = job.pid_of(0), job.pid_of(1)
         job.trains()
+        log = tmp_path / "solver.worker1.log"
+        assert wait_for(lambda: "Starting Optimization" in log.read_text(), 60)
         for pid in (first, second):  # they wait for the third, which takes seconds to start
             os.kill(pid, signal.SIGSTOP)
         with joining(tmp_path, address) as third:

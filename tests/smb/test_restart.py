@@ -92,6 +92,7 @@ def test_updates_of_local_clients_survive_kills_of_the_daemon_once_each(box_proc
         for thread in threads:
             thread.start()
         try:
+            assert wait_for(lambda: min(done) > 0, 20)  # both have connected before the first kill
             for _ in range(3):
                 before = sum(done)
                 assert wait_for(lambda: sum(done) > before + 10, 20)  # noqa: B023
