@@ -128,7 +128,10 @@ def _add_method(p: argparse.ArgumentParser) -> None:
     """One option a field of MethodOptions; what belongs to another algorithm is refused."""
     g = p.add_argument_group("options of single algorithms")
     g.add_argument(
-        "--beta", type=float, metavar="B", help="elastic: alpha is beta/N as workers come and go (0.9)"
+        "--beta",
+        type=float,
+        metavar="B",
+        help="elastic: alpha is beta/N as workers come and go (0.9; fused, hybrid: alpha from 0.2 on)",
     )
     g.add_argument(
         "--warm-start", type=int, metavar="K", help="elastic, downpour: one worker alone for K (0)"

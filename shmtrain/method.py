@@ -295,7 +295,8 @@ def figures(sharing: Sharing) -> list[str]:
     entry, m = METHODS[sharing.algorithm], sharing.method
     words = {"exchange": sharing.exchange, "alpha": f"alpha {sharing.alpha:g}", "tau": f"tau {sharing.tau}"}
     if m.beta is not None:
-        words["beta"] = f"alpha follows {m.beta:g}/N" + (f" from {m.least_alpha:g} on" * (m.least_alpha > 0))
+        least = f", at least {m.least_alpha:g}" if m.least_alpha else ""
+        words["beta"] = f"alpha follows {m.beta:g}/N{least}"
     shown = [text for name, text in words.items() if name in entry.options]
     if sharing.algorithm == "hybrid":
         shown.insert(0, f"S{m.group_size}xA{-(-sharing.workers // m.group_size)}")
