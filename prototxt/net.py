@@ -43,7 +43,7 @@ class Worker(TypedDict, total=False):
 
     seed       of fillers and dropout; None or below 0: another one each time
     rank       this worker among ``world``: dropout and crops differ by it, fillers do not
-    options    settings of the data readers
+    options    settings of the data readers; {"batch_parts": N}: a TRAIN layer's batch is shared out among N
     precision  of ``run()``: "float32", or "bf16" for what may work in bfloat16; parameters stay float32
     compile    let torch's compiler join layers of ``run()``: seconds at the first pass, less memory traffic
                after it. Blobs inside of what it joined show nothing of a ``run()``

@@ -251,6 +251,7 @@ class SolverChecks:
             by_machine=o.by_machine and o.algorithm == "hybrid" and o.method.group_size is None,
             share_data=o.share_data,
             cursor=self.cursor(),
+            global_batch=o.batch == "global",
         )
 
     def cursor(self) -> bool:

@@ -14,7 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, cast
 
 from shmtrain.method import METHODS, SERVERS, WAYS, WIRES
-from shmtrain.options import DATA, PRECISIONS
+from shmtrain.options import BATCH, DATA, PRECISIONS
 
 if TYPE_CHECKING:
     from shmtrain.options import MethodOptions, Options
@@ -120,6 +120,10 @@ def _add_sharing(p: argparse.ArgumentParser) -> None:
     g.add_argument("--warmup", type=int, default=50, metavar="STEPS", help="until that rate is reached (50)")
     g.add_argument("--threads", type=int, metavar="T", help="torch threads of each worker (cores/N)")
     g.add_argument("--data", choices=DATA, default="split", help="each its share, or what it claims (split)")
+    g.add_argument(
+        "--batch", choices=BATCH, default="each",
+        help="the net's batch is each worker's own, or that of all together (each)",
+    )  # fmt: skip
     g.add_argument("--share-data", action="store_true", help="one reader feeds all workers of a machine")
     g.add_argument("--stuck", type=float, default=60.0, metavar="S", help="name a worker idle for S s (60)")
 
@@ -257,6 +261,7 @@ def options_of(args: argparse.Namespace, workers: int) -> Options:
         box_grace=args.box_grace,
         share_data=args.share_data,
         data=args.data,
+        batch=args.batch,
         weights=() if args.weights is None else (args.weights,),
         snapshot=args.snapshot,
         resume=args.resume,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from shmtrain.config import TrainConfig
+from shmtrain.counting import Portioned
 from shmtrain.environment import Launched, Placed, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Lockstep
@@ -108,14 +109,15 @@ def _train(config: TrainConfig, console: Console, place: Launched, ranks: Ranks,
         meeting = RankMeeting(
             ranks=ranks,
             vectors=vectors(learner),
-            iterations=max(config.schedule.max_iter - learner.iteration, 0),
+            iterations=learner.steps_left,
             alpha=sharing.alpha,
             tau=sharing.tau,
         )
         exchange = open_exchange(sharing.algorithm, meeting)
         assert isinstance(exchange, Lockstep)
-        counting = StepCounting(exchange, learner.iteration, config.schedule.max_iter)
-        trainer = Trainer(learner, exchange, counting, role, reports)
+        steps = learner.portion.steps
+        counting = StepCounting(exchange, steps(learner.iteration), steps(config.schedule.max_iter))
+        trainer = Trainer(learner, exchange, Portioned(counting, learner.portion), role, reports)
         at_sigterm(trainer, "stop")
         loop(trainer, console)
         exchange.close()  # type: ignore[attr-defined]  # all MPI ways have it

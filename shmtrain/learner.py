@@ -14,9 +14,11 @@ from prototxt.net import Net
 from prototxt.whole import Outcome
 from shmtrain import snapshot
 from shmtrain.config import TrainConfig
+from shmtrain.counting import Portion
 from shmtrain.data_wait import DataWait
 from shmtrain.debug import layered_pass, watched_pass
 from shmtrain.log import Log
+from shmtrain.options import ConfigError
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
 from shmtrain.settings import NetSource
@@ -33,6 +35,9 @@ def open_net(
     ``reading`` is for the data layers.
     """
     alone = source.phase == "TEST"
+    options = dict(reading or {})
+    if config.sharing.global_batch:
+        options["batch_parts"] = config.sharing.workers  # also of those that join
     return Net(
         source.source(),
         source.phase,
@@ -41,7 +46,7 @@ def open_net(
         seed=config.run.random_seed,
         rank=0 if alone else role.rank,
         world=1 if alone else role.world,
-        options=reading,
+        options=options,
         precision=config.run.precision,
         compile=config.run.compile and not alone,
     )
@@ -74,6 +79,7 @@ class Learner:
     iteration  the job's iteration that the state was restored at, 0 for a new training
     last       outcome of the last forward pass
     restored   the snapshot that the state is from
+    portion    what a step of this worker is of an iteration
     beside     saves what else belongs to a snapshot, under its stem; told whether this worker leads
     """
 
@@ -88,12 +94,14 @@ class Learner:
     rates: RateState = field(init=False, default_factory=RateState)
     last: Outcome | None = field(init=False, default=None)
     restored: Names | None = field(init=False, default=None)
+    portion: Portion = field(init=False)
     beside: Callable[[str, bool], None] = field(init=False, default_factory=lambda: _nothing)
 
     def __post_init__(self) -> None:
         self.params = Params(self.net)
         self.updater = Updater(self.config.rule, self.params)
         self.data_wait = DataWait(self.net)
+        self.portion = self._portion()
 
     @classmethod
     def open(
@@ -174,13 +182,33 @@ class Learner:
                 return int(shape[0]) if len(shape) else 1
         return 1
 
+    @property
+    def steps_left(self) -> int:
+        """Steps of all workers from the iteration that the state was restored at to the end."""
+        steps = self.portion.steps
+        return max(steps(self.config.schedule.max_iter) - steps(self.iteration), 0)
+
+    def _portion(self) -> Portion:
+        """By the layers that read batches from files; the whole where the workers share none out."""
+        if not self.config.sharing.global_batch:
+            batch = self.batch_size()
+            return Portion(batch, batch)
+        modules = (node.module for node in self.net.layers)
+        found = {Portion(m.images[1], m.images[0]) for m in modules if isinstance(m, ReadAhead)}
+        if len(found) == 1:
+            return found.pop()
+        batches = ", ".join(str(whole) for whole in sorted(portion.whole for portion in found))
+        have = f"batches of {batches} images" if found else "no layer that reads batches from files"
+        raise ConfigError(f"--batch global needs one batch to share out; the training net has {have}")
+
     def rate(self, iteration: int) -> float:
         """The learning rate of the job's ``iteration``, the rule for several workers included."""
         before = self.rates.current_step
         rate = learning_rate(self.config.rate, iteration, self.rates)
         if self.config.rate.policy == "multistep" and self.rates.current_step != before:
             self.log.info(f"MultiStep Status: Iteration {iteration}, step = {self.rates.current_step}")
-        factor = self.config.sharing.lr_rule.factor(self.role.world, iteration)
+        batches = self.portion.batches(self.role.world)
+        factor = self.config.sharing.lr_rule.factor(batches, iteration)
         return rate if factor == 1.0 else rate * factor
 
     def update(self, rate: float) -> None:
@@ -261,7 +289,7 @@ class Learner:
         """Adam's t: the worker's own steps; alone, the iterations of the job."""
         if own is not None:
             return own.count
-        return state.iteration if self.role.world == 1 else state.iteration // self.role.world
+        return self.portion.steps(state.iteration) // self.role.world
 
     def close(self) -> None:
         """End the net's readers; closing twice is fine."""

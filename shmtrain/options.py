@@ -14,6 +14,7 @@ from shmtrain.lr_rule import DEFAULT_WARMUP
 SIGNAL_EFFECTS = ("stop", "snapshot", "none")
 PRECISIONS = ("float32", "bf16")
 DATA = ("split", "cursor")
+BATCH = ("each", "global")
 MAX_WORKERS = 1024  # processes on one host
 MAX_THREADS = 1024  # OpenMP ends the process when it cannot start as many as it is told
 INT32 = (-(2**31), 2**31 - 1)  # max_iter and level in the schema
@@ -75,6 +76,7 @@ class Options:
     by_machine: bool = False
     share_data: bool = False
     data: str = "split"
+    batch: str = "each"
     weights: tuple[str, ...] = ()
     snapshot: str | None = None
     resume: bool = False
@@ -124,6 +126,7 @@ def check_options(options: Options) -> None:
         raise ConfigError(f"--box-grace {options.box_grace}: is no number of seconds")
     choice("--precision", options.precision, PRECISIONS)
     choice("--data", options.data, DATA)
+    choice("--batch", options.batch, BATCH)
     if options.compile:
         try:
             cpp_compiler()

@@ -76,7 +76,8 @@ class Rescue:
         for slot in params.slots:
             _, gradient = params.views(slot)
             learner.net.set_param(slot.layer, slot.index, vector[slot.slice].view(slot.shape), gradient)
-        done = learner.iteration + progress.rescue().total
+        portion = learner.portion
+        done = portion.iterations(portion.steps(learner.iteration) + progress.rescue().total)
         path = f"{self._prefix}{done}.caffemodel"
         write_atomically(path, learner.net.save)
         self._told.error(f"{self._name}: saved {what} after {done} iterations of the job as {path}")

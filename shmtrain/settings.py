@@ -114,6 +114,7 @@ class Sharing:
     join        the job runs already: one more worker joins it
     share_data  the workers of a machine read their data through one process
     cursor      the workers read what they claim, not each its own share
+    global_batch  the net's batch is that of all workers together: each takes its part of it
     """
 
     workers: int
@@ -131,6 +132,7 @@ class Sharing:
     join: bool = False
     share_data: bool = False
     cursor: bool = False
+    global_batch: bool = False
 
     def grouped(self, groups: int) -> Sharing:
         """The same now that the number of groups is known."""

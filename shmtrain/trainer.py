@@ -1,8 +1,8 @@
 """The training loop: the original's, with the job's iterations counted by all workers together.
 
-One iteration is one worker's batch (iter_size of them). max_iter, the learning rate and the intervals count
-the job's iterations. An interval is due when the job's counter has passed a multiple; what is written is
-named after the multiple. With one worker and no box each count goes up by one: exactly the original's loop.
+One iteration is one of the net's batches (iter_size of them). max_iter, the learning rate and the intervals
+count the job's iterations. An interval is due when the job's counter has passed a multiple; what is written
+is named after the multiple. With one worker and no box each count goes up by one: the original's own loop.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Trainer:
         self._center: F32 | None = None
         self._saved: tuple[int, str] | None = None
         self._stopping = self._leaving = False
-        self._images = learner.batch_size() * self.config.rule.iter_size  # of one iteration
+        self._images = learner.portion.whole * self.config.rule.iter_size  # of one iteration
         self._speed = 0.0  # iterations of the job a second, when last shown
         self._times = _Times()
         self._loop: dict[str, float] = {}  # the times when the last step was made
@@ -394,20 +394,19 @@ class Trainer:
         self.log.info("Starting Optimization")
         self.log.info(f"Solving {self.learner.net.name}")
         self.log.info(f"Learning Rate Policy: {self.config.rate.policy}")
-        sharing, world = self.config.sharing, self.role.world
-        batch = self._images
+        sharing, world, portion = self.config.sharing, self.role.world, self.learner.portion
         if sharing.shared:
-            told = describe(sharing.algorithm, world, batch, sharing.method)
+            step = portion.images * self.config.rule.iter_size
             self.log.info(
-                f"{world} workers share {self.config.schedule.max_iter} iterations of {batch} images:"
-                f" effective batch {batch * (world - sharing.method.backup_workers)}"
+                f"{world} workers share {self.config.schedule.max_iter} iterations of {self._images} images:"
+                f" effective batch {step * (world - sharing.method.backup_workers)}"
                 f" ({', '.join([sharing.algorithm, *sharing.figures()])})"
             )
-            self.log.info(told)
-            self.log.info(f"Learning rate for {world} workers: {sharing.lr_rule.describe(world)}")
-        self.reports.metrics.write(
-            "start", self._start, {"workers": world, "batch": batch, "parameters": self.learner.params.n}
-        )
+            self.log.info(describe(sharing.algorithm, world, step, sharing.method))
+            rule = sharing.lr_rule.describe(portion.batches(world))
+            self.log.info(f"Learning rate for {world} workers: {rule}")
+        job = {"workers": world, "batch": self._images, "parameters": self.learner.params.n}
+        self.reports.metrics.write("start", self._start, job)
 
     def _display(self, iteration: int, smoothed: float) -> None:
         speed, lapse = self._clock.lap(iteration)

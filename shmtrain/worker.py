@@ -17,7 +17,7 @@ import smb
 from prototxt.errors import PrototxtError
 from shmtrain.algorithm_state import AlgorithmState
 from shmtrain.config import TrainConfig
-from shmtrain.counting import LocalCounting
+from shmtrain.counting import LocalCounting, Portioned
 from shmtrain.crowd import Crowd
 from shmtrain.cursor import Cursor
 from shmtrain.environment import Launched, notation, numbers, where
@@ -87,7 +87,7 @@ def loop(trainer: Trainer, console: Console) -> None:
     """Train; the first worker shows the bar, and below it what the training came to."""
     config, learner = trainer.config, trainer.learner
     if console.progress and trainer.role.rank == 0:
-        images = learner.batch_size() * config.rule.iter_size
+        images = learner.portion.whole * config.rule.iter_size
         trainer.reports.show_bar(config.schedule.max_iter, learner.iteration, images)
     try:
         summary = trainer.run()
@@ -203,7 +203,7 @@ class _Worker:
         counting = self._counting(crowd, exchange, learner)
         exchange = self._surviving(exchange, box)
         counting.stood = lambda: exchange.stats.seconds
-        trainer = Trainer(learner, exchange, counting, member, self._reports)
+        trainer = Trainer(learner, exchange, Portioned(counting, learner.portion), member, self._reports)
         at_sigterm(trainer, "stop" if handover.place else "leave")
         loop(trainer, handover.console)
         if member.leads and (speeds := progress.rows().speeds()):
@@ -256,8 +256,9 @@ class _Worker:
             self._told.info(f"Groups by machine, {notation(self._groups)}: {groups}")
 
     def _counting(self, crowd: Crowd, exchange: Exchange, learner: Learner) -> RankCounting:
-        handover, max_iter = self._handover, self._config.schedule.max_iter
-        place = Place(crowd.progress, handover.rank, learner.iteration, max_iter)
+        handover, steps = self._handover, learner.portion.steps
+        start, end = steps(learner.iteration), steps(self._config.schedule.max_iter)
+        place = Place(crowd.progress, handover.rank, start, end)
         if isinstance(exchange, Lockstep):
             return Following(place, exchange)
         rule = self._config.sharing.termination
@@ -274,7 +275,7 @@ class _Worker:
         if member.leads:
             return
         member.enter(State.WAITING)
-        count = self._config.sharing.method.warm_start
+        count = learner.portion.steps(self._config.sharing.method.warm_start)
         while (rows := member.progress.rows()).total < count and not member.leads:
             if rows.gone(rows.leader):
                 break
@@ -327,7 +328,7 @@ class _Worker:
             method=sharing.method,
             crowd=crowd,
             threads=torch.get_num_threads(),
-            iterations=max(self._config.schedule.max_iter - learner.iteration, 0),
+            iterations=learner.steps_left,
             base_rate=self._config.rate.base,
             open_pair=self._open_pair,
             group=next((g for g in self._groups if member.rank in g), None),

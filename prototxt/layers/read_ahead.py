@@ -25,12 +25,16 @@ class ReadAhead(nn.Module):
 
     batches  taken so far by this worker; Net(options={"data_start": {layer: batches}}) goes on from there,
              where the batches are not claimed (data/claims.py)
+    images   in one of them, by the file, and in one of this worker: see Net(options={"batch_parts": N})
     """
 
-    def __init__(self, open_at: Callable[[int], Reader], start: int, device: torch.device) -> None:
+    def __init__(
+        self, open_at: Callable[[int], Reader], start: int, device: torch.device, images: tuple[int, int]
+    ) -> None:
         super().__init__()
         self._open_at = open_at
         self.reader = open_at(start)
+        self.images = images
         self._device = None if device.type == "cpu" else device
         self._single = len(self.reader.shapes) == 1
 
@@ -66,14 +70,23 @@ def read_ahead(spec: LayerSpec, config: ReaderConfig, mean_image: bytes | None =
     timeout = float(context.options.get("reader_timeout", READ_SECONDS))
     share = context.options.get("share") if config.train else None
     claims = context.options.get("claims") if config.train else None
+    whole = config.batch_size
+    if config.train:
+        config = replace(config, batch_size=part_of(whole, int(context.options.get("batch_parts", 1))))
 
     def open_at(start: int) -> Reader:
         seed = _seed(spec, f"{context.rank}/{start}")
         at = replace(config, start=0 if claims else start, claimed=claims is not None, seed=seed)
         return Reader(at, place=place, mean_image=mean_image, timeout=timeout, share=share, claims=claims)
 
-    module = ReadAhead(open_at, int(context.options.get("data_start", {}).get(spec.name, 0)), context.device)
+    start = int(context.options.get("data_start", {}).get(spec.name, 0))
+    module = ReadAhead(open_at, start, context.device, (whole, config.batch_size))
     return Built(module, list(module.reader.shapes), source=True)
+
+
+def part_of(batch: int, workers: int) -> int:
+    """Images of each of so many workers that share a batch out: the nearest whole number, at least 1."""
+    return max(1, round(batch / workers))
 
 
 def sharing(spec: LayerSpec) -> dict[str, Any]:
