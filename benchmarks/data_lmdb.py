@@ -1,9 +1,10 @@
 """How fast the reader process reads LMDBs, and what a training step pays for it, in one run.
 
-    python benchmarks/data_lmdb.py [--records 60000] [--jpegs 640] [--blocks 15] [--steps 60] [--threads T]
+    python benchmarks/data_lmdb.py [MEASURE ...] [--records 60000] [--jpegs 640] [--blocks 15] [--steps 60]
+                                   [--threads T]
 
 The LMDBs are made here: raw 28x28 records in batches of 64 and raw 3x32x32 ones in batches of 100. Prints one
-JSON object a measure:
+JSON object a measure, of those named or of all:
 
 read   images/s of a net that takes batches and does nothing else, median of --blocks, for one worker and for
        one of four (which passes over three records for each it takes). Bytes moved: 4 a pixel into the ring.
@@ -212,30 +213,51 @@ def step_ratio(folder: Path, blocks: int, steps: int) -> dict[str, object]:
     }
 
 
+def measure_read(folder: Path, args: argparse.Namespace) -> None:
+    gray = make(folder / "gray", (1, 28, 28), args.records)
+    colour = make(folder / "colour", (3, 32, 32), args.records // 3)
+    for name, records, batch in (("1x28x28", gray, 64), ("3x32x32", colour, 100)):
+        for world in (1, 4):
+            speed = read_speed(records, batch, world, args.blocks)
+            say("read", record=name, batch=batch, workers=world, images_per_second=round(speed))
+
+
+def measure_jpeg(folder: Path, args: argparse.Namespace) -> None:
+    jpegs = make_jpegs(folder / "jpegs", args.jpegs)
+    for threads in sorted({1, args.threads}):
+        say("jpeg", threads=threads, **jpeg_speed(jpegs, args.blocks, threads))
+
+
+def measure_take(folder: Path, args: argparse.Namespace) -> None:
+    times = take_times(make(folder / "gray", (1, 28, 28), args.records), 64)
+    say("take", p50_us=round(times[len(times) // 2], 1), p99_us=round(times[len(times) * 99 // 100], 1))
+
+
+def measure_step(folder: Path, args: argparse.Namespace) -> None:
+    gray = make(folder / "gray", (1, 28, 28), args.records)
+    say("step", threads=args.threads, **step_ratio(gray, args.blocks, args.steps))
+
+
+MEASURES = {"read": measure_read, "jpeg": measure_jpeg, "take": measure_take, "step": measure_step}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("measures", metavar="MEASURE", nargs="*", help="read, jpeg, take, step; default: all")
     parser.add_argument("--records", type=int, default=60_000)
     parser.add_argument("--jpegs", type=int, default=640)
     parser.add_argument("--blocks", type=int, default=15)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     args = parser.parse_args()
+    if unknown := set(args.measures) - set(MEASURES):
+        parser.error(f"unknown measure: {', '.join(sorted(unknown))}")
     torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory() as temporary:
-        gray = make(Path(temporary) / "gray", (1, 28, 28), args.records)
-        colour = make(Path(temporary) / "colour", (3, 32, 32), args.records // 3)
-        for name, folder, batch in (("1x28x28", gray, 64), ("3x32x32", colour, 100)):
-            for world in (1, 4):
-                speed = read_speed(folder, batch, world, args.blocks)
-                say("read", record=name, batch=batch, workers=world, images_per_second=round(speed))
-        jpegs = make_jpegs(Path(temporary) / "jpegs", args.jpegs)
-        for threads in sorted({1, args.threads}):
-            say("jpeg", threads=threads, **jpeg_speed(jpegs, args.blocks, threads))
-        times = take_times(gray, 64)
-        say("take", p50_us=round(times[len(times) // 2], 1), p99_us=round(times[len(times) * 99 // 100], 1))
-        say("step", threads=args.threads, **step_ratio(gray, args.blocks, args.steps))
+    for name in args.measures or MEASURES:
+        with tempfile.TemporaryDirectory() as temporary:
+            MEASURES[name](Path(temporary), args)
 
 
 if __name__ == "__main__":
