@@ -18,6 +18,7 @@ from shmtrain.counting import Portion
 from shmtrain.data_wait import DataWait
 from shmtrain.debug import layered_pass, watched_pass
 from shmtrain.log import Log
+from shmtrain.method import METHODS
 from shmtrain.options import ConfigError
 from shmtrain.params import F32, Params
 from shmtrain.role import Role
@@ -208,8 +209,21 @@ class Learner:
         if self.config.rate.policy == "multistep" and self.rates.current_step != before:
             self.log.info(f"MultiStep Status: Iteration {iteration}, step = {self.rates.current_step}")
         batches = self.portion.batches(self.role.world)
-        factor = self.config.sharing.lr_rule.factor(batches, iteration)
+        factor = self.config.sharing.lr_rule.factor(batches, iteration) * self._part
         return rate if factor == 1.0 else rate * factor
+
+    def rate_rule(self) -> str:
+        """What several workers make of the solver's rate, for the log."""
+        rule = self.config.sharing.lr_rule.describe(self.portion.batches(self.role.world))
+        part, whole = self.portion.images, self.portion.whole
+        return rule if self._part == 1 else f"{rule}, and {part}/{whole} of it for a step of {part} images"
+
+    @property
+    def _part(self) -> float:
+        """Of the rate, where the center takes each worker's step of a part of the batch whole."""
+        sharing = self.config.sharing
+        adds = sharing.shared and METHODS[sharing.algorithm].adds
+        return self.portion.images / self.portion.whole if adds else 1.0
 
     def update(self, rate: float) -> None:
         """Clip, normalise, regularise and apply the accumulated gradients."""

@@ -46,6 +46,7 @@ class Entry:
     box       whether they meet through a memory box; else by MPI, and mpirun starts them
     server    whether the first rank of mpirun does no training, but holds the center
     least     alpha by default where beta / N is below it and an exchange is one operation
+    adds      the center takes each worker's step whole: with a part of a batch, the rate is a part, too
     """
 
     module: str
@@ -60,6 +61,7 @@ class Entry:
     box: bool = True
     server: bool = False
     least: float = 0.0
+    adds: bool = False
 
     def has(self, option: str) -> bool:
         return option in self.options or (option == "termination" and self.claims_freely)
@@ -90,7 +92,7 @@ METHODS = {
         "downpour", "Downpour SGD (DistBelief, 2012)", "none",
         "the center takes every step of {batch} images of every worker",
         frozenset({"n_fetch", "n_push", "server", "server_rate", "staleness", "warm_start"}),
-        staleness="inverse",  # as they are, four workers' pushes with a momentum of 0.9 diverge
+        adds=True, staleness="inverse",  # as they are, four workers' pushes with a momentum of 0.9 diverge
     ),
     "sync": Entry(
         "sync", "synchronous SGD through the box (backup workers: Chen et al. 2016)", DEFAULT_RULE, MEAN,

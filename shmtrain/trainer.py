@@ -403,8 +403,7 @@ class Trainer:
                 f" ({', '.join([sharing.algorithm, *sharing.figures()])})"
             )
             self.log.info(describe(sharing.algorithm, world, step, sharing.method))
-            rule = sharing.lr_rule.describe(portion.batches(world))
-            self.log.info(f"Learning rate for {world} workers: {rule}")
+            self.log.info(f"Learning rate for {world} workers: {self.learner.rate_rule()}")
         job = {"workers": world, "batch": self._images, "parameters": self.learner.params.n}
         self.reports.metrics.write("start", self._start, job)
 

@@ -71,6 +71,18 @@ def test_asynchronous_workers_take_as_many_images_as_one_worker(tmp_path: Path) 
     assert "Resuming from m_iter_8.solverstate" in job.text
 
 
+def test_a_center_that_adds_up_steps_takes_a_part_of_the_rate_for_a_part_of_the_batch(tmp_path: Path) -> None:
+    folder = tmp_path / "job"
+    files(folder)
+    job = train(folder, "--workers", "2", "--algorithm", "downpour", "--batch", "global", "--max-iter", "5")
+    assert job.process.returncode == 0, job.text
+    log = (folder / "m.log").read_text()
+    assert "Learning rate for 2 workers: the solver's own rate, and 4/8 of it for a step of 4 images" in log
+    lines = [json.loads(line) for line in (folder / "m.jsonl").open()]
+    rates = {line["lr"] for line in lines if line["kind"] == "train"}
+    assert list(rates) == [pytest.approx(0.025)]
+
+
 @pytest.mark.parametrize(("workers", "images"), [(1, 100), (4, 25), (16, 6), (200, 1)])
 def test_steps_come_to_the_same_iterations_however_the_batch_is_shared_out(workers: int, images: int) -> None:
     portion = Portion(images, 100)
