@@ -17,7 +17,7 @@ from shmtrain.config import TrainConfig
 from shmtrain.cursor import Cursor
 from shmtrain.exchange.termination import MAX_QUOTA, SharedCounting, open_counting
 from shmtrain.options import ConfigError, Options
-from tests.shmtrain.jobs import running, write
+from tests.shmtrain.jobs import running, train, write
 from tests.shmtrain.test_elastic import joining
 from tests.shmtrain.test_exchange_termination import places
 from tests.smb.processes import wait_for
@@ -70,6 +70,16 @@ def test_an_epoch_is_read_exactly_once_while_one_joins_and_one_leaves(tmp_path: 
     saved = read_net(tmp_path / f"solver_iter_{RECORDS // BATCH}.caffemodel")
     (tally,) = [layer for layer in saved.layer if layer.name == "tally"]
     assert Multiset((-blob_array(tally.blobs[0])).ravel().tolist()) == {1.0: RECORDS}
+
+
+def test_an_epoch_in_parts_of_the_batch_by_one_reader_is_read_exactly_once(tmp_path: Path) -> None:
+    files(tmp_path)
+    options = ("--workers", "2", "--data", "cursor", "--share-data", "--batch", "global")
+    job = train(tmp_path, *options, "--algorithm", "downpour", "--staleness", "none")
+    assert job.process.returncode == 0, job.text
+    saved = read_net(tmp_path / f"solver_iter_{RECORDS // BATCH}.caffemodel")
+    (tally,) = [layer for layer in saved.layer if layer.name == "tally"]
+    assert Multiset((-blob_array(tally.blobs[0])).ravel().tolist()) == {0.5: RECORDS}  # a part of the rate
 
 
 def test_what_a_worker_had_claimed_when_it_died_is_all_that_is_lost(box: smb.Box) -> None:
