@@ -311,4 +311,6 @@ def figures(sharing: Sharing) -> list[str]:
             shown.append(f"{field.name.replace('_', ' ')} {value}".removesuffix(" True"))
     if entry.claims_freely:
         shown.append(f"termination {sharing.termination}")
+    if sharing.global_batch:
+        shown.append("batch global")
     return shown

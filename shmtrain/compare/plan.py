@@ -249,6 +249,6 @@ def describe(sharing: Sharing) -> dict[str, Any]:
     return {
         "algorithm": sharing.algorithm if shared else ALONE,
         "figures": sharing.figures() if shared else [],
-        "rate": sharing.lr_rule.describe(sharing.workers),
+        "rate": sharing.lr_rule.describe(1 if sharing.global_batch else sharing.workers),
         "standing": standing(sharing),
     }

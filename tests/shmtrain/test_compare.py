@@ -18,7 +18,7 @@ import pytest
 
 from shmtrain.compare import command, tables
 from shmtrain.compare.groups import Group, Mean, grouped, t95, target
-from shmtrain.compare.plan import Case, Plan, Way, ending, recall, solver_text, standing, ways
+from shmtrain.compare.plan import Case, Plan, Way, describe, ending, recall, solver_text, standing, ways
 from shmtrain.compare.results import Broken, Result, read
 from shmtrain.compare.runs import held
 from shmtrain.config import TrainConfig
@@ -255,6 +255,11 @@ def test_who_stands_still_while_the_leader_tests(solver: str) -> None:
 
     assert [share("seasgd"), share("allreduce"), share("hybrid"), share("diloco")] == [0.25, 1.0, 0.5, 1.0]
     assert [share("sync", backup_workers=1), share("diloco", asynchronous=True)] == [0.25, 0.25]
+
+
+def test_who_shares_the_batch_out_trains_at_the_solvers_rate(solver: str) -> None:
+    told = describe(TrainConfig.load(solver, Options(workers=4, batch="global")).sharing)
+    assert (told["rate"], told["figures"][-1]) == ("the solver's own rate", "batch global")
 
 
 @pytest.mark.parametrize(
