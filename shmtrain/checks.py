@@ -224,7 +224,7 @@ class SolverChecks:
         if tau is None and m.HasField("update_interval"):
             tau = m.update_interval
         exchange = o.exchange or "fused"
-        way = method(o.algorithm, o.workers, alpha is not None, o.method, exchange)
+        way = method(o.algorithm, o.workers, alpha is not None, o.method, exchange, batch=o.batch)
         check_told(o, way)
         if alpha is None:
             alpha = moving_rate(o.algorithm, o.workers, way)

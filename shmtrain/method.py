@@ -26,6 +26,7 @@ SERVER_RATE = 0.003  # of downpour's adagrad
 ASYNCHRONOUS_MOMENTUM = 0.5  # of diloco's outer step, as in HALoS (arXiv 2506.04531); 0.9 diverges there
 BETA = 0.9  # alpha = 0.9 / N by default: Zhang, Choromanska, LeCun 2015, section 5
 LEAST_ALPHA = 0.2  # ShmCaffe's alpha for any number of workers
+PARTS_ALPHA = 0.5  # where each steps on a part of a batch: the noisier the steps, the closer they must keep
 ELASTIC = frozenset({"alpha", "beta", "tau", "staleness", "warm_start", "wire"})
 MEAN = "the mean gradient of {workers} x {batch} images makes one step of the job"
 
@@ -46,6 +47,7 @@ class Entry:
     box       whether they meet through a memory box; else by MPI, and mpirun starts them
     server    whether the first rank of mpirun does no training, but holds the center
     least     alpha by default where beta / N is below it and an exchange is one operation
+    parts     the same where the workers share a batch out
     adds      the center takes each worker's step whole: with a part of a batch, the rate is a part, too
     """
 
@@ -61,6 +63,7 @@ class Entry:
     box: bool = True
     server: bool = False
     least: float = 0.0
+    parts: float = 0.0
     adds: bool = False
 
     def has(self, option: str) -> bool:
@@ -76,7 +79,7 @@ METHODS = {
     "seasgd": Entry(
         "seasgd", "SEASGD (ShmCaffe-A, 2018)", DEFAULT_RULE,
         "each worker steps on {batch} images of its own; the center follows {workers} of them",
-        ELASTIC | {"exchange"}, least=LEAST_ALPHA,
+        ELASTIC | {"exchange"}, least=LEAST_ALPHA, parts=PARTS_ALPHA,
     ),
     "easgd": Entry(
         "easgd", "asynchronous EASGD (Zhang et al. 2015)", DEFAULT_RULE,
@@ -106,7 +109,7 @@ METHODS = {
         "hybrid", "HSGD (ShmCaffe-H, 2018)", DEFAULT_RULE,
         "a group's mean gradient makes one step of the group; the center follows the groups",
         frozenset({"alpha", "beta", "tau", "group_size", "bucket_mib", "staleness", "wire"}), lockstep=True,
-        least=LEAST_ALPHA,
+        least=LEAST_ALPHA, parts=LEAST_ALPHA,
     ),
     "diloco": Entry(
         "diloco", "DiLoCo (Douillard et al. 2023; asynchronous: Liu et al. 2024)", "power:0.25",
@@ -180,7 +183,13 @@ class Method:
 
 
 def method(
-    algorithm: str, workers: int, alpha_given: bool, given: MethodOptions, exchange: str = "fused"
+    algorithm: str,
+    workers: int,
+    alpha_given: bool,
+    given: MethodOptions,
+    exchange: str = "fused",
+    *,
+    batch: str = "each",
 ) -> Method:
     """The options with the defaults filled in. Raises ConfigError."""
     entry = METHODS[choice("--algorithm", algorithm, METHODS)]
@@ -194,7 +203,7 @@ def method(
     if alpha_given:
         defaults["beta"] = None
     if "beta" not in told and exchange == "fused":
-        defaults["least_alpha"] = entry.least
+        defaults["least_alpha"] = entry.parts if batch == "global" else entry.least
     if told.get("asynchronous"):
         defaults |= {"outer_lr": ASYNCHRONOUS_RATE, "outer_momentum": ASYNCHRONOUS_MOMENTUM}
     filled = Method(**{**defaults, **told})

@@ -245,6 +245,13 @@ def test_alpha_of_many_workers_is_bounded_below_where_an_exchange_is_one_operati
     assert moving_rate(algorithm, 2, filled) == pytest.approx(0.45)
 
 
+def test_alpha_is_larger_where_the_workers_share_a_batch_out() -> None:
+    """Their steps are noisier."""
+    for exchange, alpha in (("fused", 0.5), ("paper", 0.9 / 16)):
+        filled = method("seasgd", 16, False, MethodOptions(), exchange, batch="global")
+        assert moving_rate("seasgd", 16, filled) == pytest.approx(alpha)
+
+
 # Staleness -----------------------------------------------------------------------------------------------
 
 WEIGHTS = {
