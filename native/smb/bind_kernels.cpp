@@ -80,9 +80,8 @@ size_t exchange_checked(float* x, float* g, float alpha, size_t n, std::atomic<s
     }
     ahead = claim();
     const size_t seen = std::min(kBlock, n - ahead);  // the next block is never longer than this one
-    const size_t done = (seen + 1) / 2;
-    fine = exchange_looking_f32(x + at, g + at, alpha, x + ahead, seen);
-    exchange_f32(x + at + done, g + at + done, alpha, length - done);
+    fine = exchange_looking_f32(x + at, g + at, alpha, seen, x + ahead, nullptr);
+    exchange_f32(x + at + seen, g + at + seen, alpha, length - seen);
   }
   return n;
 }

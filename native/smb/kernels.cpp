@@ -18,13 +18,32 @@ inline int32_t magnitude(float value) {
   return bits & 0x7fffffff;
 }
 
-}  // namespace
+// The kernels of training run through memory on 4 KiB pages that is not in the caches. The hardware fetches ahead within a
+// page; they ask for what lies half a page ahead, across its end too: 10 to 25% less time from 64 MiB up.
+constexpr size_t kStep = 64;    // elements: four cache lines
+constexpr size_t kFetch = 512;  // elements
 
-SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
+[[gnu::always_inline]] inline void fetch(const float* p) {
+  for (size_t i = 0; i < kStep; i += 16) __builtin_prefetch(p + kFetch + i);
+}
+
+// work(begin, count) over [0, n) in steps, each with a fetch of what the arrays hold further on.
+template <class Work, class... Arrays>
+[[gnu::always_inline]] inline void fetching(size_t n, const Work& work, const Arrays*... arrays) {
+  size_t at = 0;
+  for (; at + kFetch + kStep <= n; at += kStep) {
+    (fetch(arrays + at), ...);
+    work(at, kStep);
+  }
+  work(at, n - at);
+}
+
+[[gnu::always_inline]] inline void accumulate_some(float* __restrict dst, const float* __restrict src, float scale,
+                                                   size_t n) {
   for (size_t i = 0; i < n; ++i) racy::store(dst + i, dst[i] + scale * src[i]);
 }
 
-SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alpha, size_t n) {
+[[gnu::always_inline]] inline void exchange_some(float* __restrict x, float* __restrict g, float alpha, size_t n) {
   for (size_t i = 0; i < n; ++i) {
     const float center = g[i];
     const float d = alpha * (x[i] - center);
@@ -33,40 +52,71 @@ SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alp
   }
 }
 
-SMB_CLONES bool accumulate_looking_f32(float* __restrict dst, const float* __restrict src, float scale,
-                                       const float* __restrict ahead, size_t looked) {
-  const size_t n = (looked + 1) / 2;
-  const float* __restrict further = ahead + (looked - n);
+[[gnu::always_inline]] inline int32_t largest_of(const float* x, float scale, size_t n, int32_t largest) {
+  for (size_t i = 0; i < n; ++i) largest = std::max(largest, magnitude(scale * x[i]));
+  return largest;
+}
+
+}  // namespace
+
+SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
+  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) { accumulate_some(dst + i, src + i, scale, m); };
+  fetching(n, work, dst, src);
+}
+
+SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alpha, size_t n) {
+  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) { exchange_some(x + i, g + i, alpha, m); };
+  fetching(n, work, x, g);
+}
+
+SMB_CLONES bool accumulate_looking_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n,
+                                       const float* __restrict ahead, const float* __restrict further) {
   int32_t largest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    racy::store(dst + i, dst[i] + scale * src[i]);
-    largest = std::max(largest, std::max(magnitude(scale * ahead[i]), magnitude(scale * further[i])));
+  const auto work = [=, &largest](size_t i, size_t m) __attribute__((always_inline)) {
+    accumulate_some(dst + i, src + i, scale, m);
+    largest = largest_of(ahead + i, scale, m, largest);
+  };
+  const auto both = [=, &largest](size_t i, size_t m) __attribute__((always_inline)) {
+    work(i, m);
+    largest = largest_of(further + i, scale, m, largest);
+  };
+  if (further) {
+    fetching(n, both, dst, src, ahead, further);
+  } else {
+    fetching(n, work, dst, src, ahead);
   }
   return largest < kInfinity;
 }
 
-SMB_CLONES bool exchange_looking_f32(float* __restrict x, float* __restrict g, float alpha,
-                                     const float* __restrict ahead, size_t looked) {
-  const size_t n = (looked + 1) / 2;
-  const float* __restrict further = ahead + (looked - n);
+SMB_CLONES bool exchange_looking_f32(float* __restrict x, float* __restrict g, float alpha, size_t n,
+                                     const float* __restrict ahead, const float* __restrict further) {
   int32_t largest = 0;
-  for (size_t i = 0; i < n; ++i) {
-    const float center = g[i];
-    const float d = alpha * (x[i] - center);
-    racy::store(x + i, x[i] - d);
-    racy::store(g + i, center + d);
-    largest = std::max(largest, std::max(magnitude(ahead[i]), magnitude(further[i])));
+  const auto work = [=, &largest](size_t i, size_t m) __attribute__((always_inline)) {
+    exchange_some(x + i, g + i, alpha, m);
+    largest = largest_of(ahead + i, 1.0f, m, largest);
+  };
+  const auto both = [=, &largest](size_t i, size_t m) __attribute__((always_inline)) {
+    work(i, m);
+    largest = largest_of(further + i, 1.0f, m, largest);
+  };
+  if (further) {
+    fetching(n, both, x, g, ahead, further);
+  } else {
+    fetching(n, work, x, g, ahead);
   }
   return largest < kInfinity;
 }
 
 SMB_CLONES void pull_f32(float* __restrict x, const float* __restrict c, float* __restrict d, float alpha,
                          size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    const float move = alpha * (x[i] - c[i]);
-    d[i] = move;
-    x[i] -= move;
-  }
+  const auto work = [=](size_t begin, size_t m) __attribute__((always_inline)) {
+    for (size_t i = begin; i < begin + m; ++i) {
+      const float move = alpha * (x[i] - c[i]);
+      d[i] = move;
+      x[i] -= move;
+    }
+  };
+  fetching(n, work, x, c, d);
 }
 
 SMB_CLONES void scale_f32(float* __restrict x, float a, size_t n) {

@@ -14,12 +14,12 @@ void accumulate_f32(float* dst, const float* src, float scale, size_t n);
 // The caller holds the locks of what g lies in.
 void exchange_f32(float* x, float* g, float alpha, size_t n);
 
-// The same two for (looked + 1) / 2 elements, and in the same loop a look at `looked` values that are to be moved next:
-// true when ahead[i] (scaled) are all finite. Done by itself, that look costs a third of a move, since it waits for
-// memory alone; here the memory system has it beside the other streams, and it costs a twentieth. Two values to one
-// move: who waits for the look has its result when half of a piece has moved.
-bool accumulate_looking_f32(float* dst, const float* src, float scale, const float* ahead, size_t looked);
-bool exchange_looking_f32(float* x, float* g, float alpha, const float* ahead, size_t looked);
+// The same two, and in the same loop a look at n values that are to be moved next, and at n further ones unless that is
+// nullptr: true when they (scaled) are all finite. Done by itself, that look costs a third of a move, since it waits for
+// memory alone; here the memory system has it beside the other streams, and it costs a twentieth.
+bool accumulate_looking_f32(float* dst, const float* src, float scale, size_t n, const float* ahead,
+                            const float* further);
+bool exchange_looking_f32(float* x, float* g, float alpha, size_t n, const float* ahead, const float* further);
 
 // d[i] = alpha (x[i] - c[i]); x[i] -= d[i]. c is a private snapshot of the center.
 void pull_f32(float* x, const float* c, float* d, float alpha, size_t n);

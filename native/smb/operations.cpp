@@ -12,7 +12,7 @@
 namespace smb {
 namespace {
 
-// A holder works on a chunk for some 50 us: spin for less than that, then go to another chunk.
+// Where there is nothing else to do: longer than a small operation holds a chunk.
 constexpr int kLockSpins = 200;
 constexpr int kReadTries = 3;
 constexpr int64_t kReadPauseNs = 50000;
@@ -62,6 +62,21 @@ Turn check(const float* values, float scale, const Piece& piece, size_t* bad) {
   if (at == piece.count) return Turn::done;
   *bad = piece.begin + at;
   return Turn::refused;
+}
+
+// Moves what it takes to look at what is ahead, one piece or two at once; returns how many elements have moved.
+// Only a look at all of a piece is of use: chunks but the first and the last are of one length.
+template <class MoveLooking>
+size_t move_looking(const Piece& piece, Ahead* ahead, const MoveLooking& move) {
+  const auto wanted = [&](const Ahead* one) { return one && one->piece.count && !one->fine; };
+  while (ahead && !wanted(ahead)) ahead = ahead->then;
+  if (!ahead || ahead->piece.count > piece.count) return 0;
+  const size_t count = ahead->piece.count;
+  Ahead* further = wanted(ahead->then) && ahead->then->piece.count == count ? ahead->then : nullptr;
+  const bool fine = move(count, ahead->piece, further ? &further->piece : nullptr);
+  ahead->looked(fine);
+  if (further) further->looked(fine);
+  return count;
 }
 
 }  // namespace
@@ -132,10 +147,9 @@ Turn ExchangePass::prepare(const Piece& piece, size_t* bad) {
 void ExchangePass::move(const Piece& piece, Ahead* ahead) {
   float* center = reinterpret_cast<float*>(region.at(piece.begin));
   float* local = local_ + at(piece);
-  // Only a look at all of the next piece is of use: chunks but the first and the last are of one length.
-  const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  const size_t done = (seen + 1) / 2;
-  if (seen) ahead->looked(exchange_looking_f32(local, center, alpha_, local_ + at(ahead->piece), seen));
+  const size_t done = move_looking(piece, ahead, [&](size_t n, const Piece& next, const Piece* further) {
+    return exchange_looking_f32(local, center, alpha_, n, local_ + at(next), further ? local_ + at(*further) : nullptr);
+  });
   exchange_f32(local + done, center + done, alpha_, piece.count - done);
 }
 
@@ -149,9 +163,10 @@ Turn AccumulatePass::prepare(const Piece& piece, size_t* bad) {
 void AccumulatePass::move(const Piece& piece, Ahead* ahead) {
   float* target = reinterpret_cast<float*>(region.at(piece.begin));
   const float* source = source_ + at(piece);
-  const size_t seen = ahead && ahead->piece.count <= piece.count ? ahead->piece.count : 0;
-  const size_t done = (seen + 1) / 2;
-  if (seen) ahead->looked(accumulate_looking_f32(target, source, scale_, source_ + at(ahead->piece), seen));
+  const size_t done = move_looking(piece, ahead, [&](size_t n, const Piece& next, const Piece* further) {
+    const float* last = further ? source_ + at(*further) : nullptr;
+    return accumulate_looking_f32(target, source, scale_, n, source_ + at(next), last);
+  });
   accumulate_f32(target + done, source + done, scale_, piece.count - done);
 }
 

@@ -32,6 +32,7 @@ class LockedPass : public Pass {
 class WritePass final : public LockedPass {
  public:
   WritePass(const Region& region, size_t offset, size_t count, const void* source);
+  bool repeatable() const override { return true; }
 
  private:
   void move(const Piece& piece, Ahead* ahead) override;
@@ -83,6 +84,7 @@ class ReadPass final : public Pass {
  public:
   // settle_for_torn: where a dead writer left a chunk half-written, take it as it is.
   ReadPass(const Region& region, size_t offset, size_t count, void* out, bool settle_for_torn = false);
+  bool repeatable() const override { return true; }
   Turn attempt(const Piece& piece, Ahead* ahead) override;
   Turn insist(const Piece& piece, int64_t deadline) override;
   size_t torn() const { return torn_; }

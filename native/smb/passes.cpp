@@ -39,21 +39,45 @@ class Run {
   }
 
  private:
-  // Takes chunks in ascending order; the check of the next one goes along with the move of this one.
+  // Takes chunks in ascending order; the check of the next one goes along with the move of this one. One that somebody
+  // else is at is passed over and done when it is found free: no time is lost, whether its holder works or lies still.
   void work() {
     size_t clear = pass_.first_chunk();  // all before it have passed their checks, as far as this thread knows
-    Ahead now = claim();
+    std::vector<size_t> busy;
+    Ahead now = claim(), next, after;
     while (now.piece.count != 0) {
       const Turn checked = now.fine ? Turn::done : check(now.piece);
-      if (!await_turn(now.piece.chunk, clear)) return;
-      Ahead next = claim();
-      if (checked != Turn::busy && pass_.attempt(now.piece, next.piece.count ? &next : nullptr) == Turn::done) {
-        moved_.fetch_add(1, std::memory_order_relaxed);
-      } else {
-        defer(now.piece.chunk);
-      }
+      if (!await_turn(now.piece.chunk, clear)) break;
+      if (next.piece.count == 0) next = claim();
+      if (after_is_wanted(next)) after = claim();
+      next.then = &after;
+      const bool pass_over = next.piece.count != 0 && pass_.repeatable() && held(now.piece.chunk);
+      if (checked == Turn::busy || pass_over || !attempt(now.piece, &next)) busy.push_back(now.piece.chunk);
+      if (pass_.repeatable()) revisit(busy, next);
       now = next;
+      next = after;
+      after = {};
     }
+    defer(busy);
+  }
+
+  bool held(size_t chunk) const { return owner_of(pass_.region.words(chunk).lock.load(std::memory_order_relaxed)) != 0; }
+
+  // Whether the piece after next will be needed early, checked: next may still be held when its turn comes.
+  bool after_is_wanted(const Ahead& next) const {
+    return next.piece.count != 0 && pass_.ordered() && pass_.repeatable() && held(next.piece.chunk);
+  }
+
+  bool attempt(const Piece& piece, Ahead* ahead) {
+    if (pass_.attempt(piece, ahead) != Turn::done) return false;
+    moved_.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+
+  // Does those of the chunks, all of them checked, that are free by now.
+  void revisit(std::vector<size_t>& busy, Ahead& next) {
+    const auto done = [&](size_t chunk) { return !held(chunk) && attempt(pass_.piece(chunk), &next); };
+    busy.erase(std::remove_if(busy.begin(), busy.end(), done), busy.end());
   }
 
   // The next piece that nobody has; an empty one when there is none, or none that will be moved.
@@ -105,9 +129,10 @@ class Run {
     }
   }
 
-  void defer(size_t chunk) {
+  void defer(const std::vector<size_t>& busy) {
+    if (busy.empty()) return;
     const std::lock_guard<std::mutex> guard(mutex_);
-    deferred_.push_back(chunk);
+    deferred_.insert(deferred_.end(), busy.begin(), busy.end());
   }
 
   // The chunks that were busy, in turn until all are done; false when given up.
@@ -131,31 +156,36 @@ class Run {
     return true;
   }
 
-  // One round over the deferred chunks: the first is waited for and goes last if in vain; the others are tried.
+  // One round over the deferred chunks: those that are free are done; where none is, the first is waited for, and goes
+  // last if in vain. False: one was refused.
   bool sweep(Outcome& outcome) {
     std::vector<size_t> left;
-    bool waited = false;
     for (const size_t chunk : deferred_) {
-      const Piece piece = pass_.piece(chunk);
-      size_t bad = 0;
-      Turn turn = pass_.prepare(piece, &bad);
-      if (turn == Turn::refused) {
-        outcome = {Outcome::refused, chunk, bad, moved_.load()};
-        return false;
-      }
-      if (turn == Turn::done) {
-        turn = waited ? pass_.attempt(piece, nullptr) : pass_.insist(piece, monotonic_ns() + kSliceNs);
-      }
-      waited = true;
-      if (turn == Turn::done) {
-        moved_.fetch_add(1, std::memory_order_relaxed);
-      } else {
-        left.push_back(chunk);
-      }
+      const Turn turn = held(chunk) ? Turn::busy : settle(chunk, false, outcome);
+      if (turn == Turn::refused) return false;
+      if (turn != Turn::done) left.push_back(chunk);
     }
-    if (!left.empty() && left.front() == deferred_.front()) std::rotate(left.begin(), left.begin() + 1, left.end());
+    if (left.size() == deferred_.size()) {
+      const Turn turn = settle(left.front(), true, outcome);
+      if (turn == Turn::refused) return false;
+      if (turn != Turn::done) left.push_back(left.front());
+      left.erase(left.begin());
+    }
     deferred_ = left;
     return true;
+  }
+
+  // Does a deferred chunk; checks it before, unless what its check found still holds.
+  Turn settle(size_t chunk, bool wait, Outcome& outcome) {
+    const Piece piece = pass_.piece(chunk);
+    size_t bad = 0;
+    const bool checked = pass_.repeatable() && (!pass_.ordered() || passed(chunk).load(std::memory_order_relaxed));
+    Turn turn = checked ? Turn::done : pass_.prepare(piece, &bad);
+    if (turn == Turn::refused) outcome = {Outcome::refused, chunk, bad, moved_.load()};
+    if (turn != Turn::done) return turn;
+    turn = wait ? pass_.insist(piece, monotonic_ns() + kSliceNs) : pass_.attempt(piece, nullptr);
+    if (turn == Turn::done) moved_.fetch_add(1, std::memory_order_relaxed);
+    return turn;
   }
 
   Pass& pass_;

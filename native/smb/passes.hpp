@@ -14,11 +14,12 @@ namespace smb {
 // What a chunk's turn came to.
 enum class Turn { done, busy, refused };
 
-// The piece that a thread does next: whoever moves memory now may look at it on the way.
+// A piece that a thread does next: whoever moves memory now may look at it, and at the one after it, on the way.
 struct Ahead {
-  Piece piece{};
+  Piece piece{};                        // empty: none
   std::atomic<bool>* passed = nullptr;  // where other threads look for what follows
   bool fine = false;  // looked at, and all of its values may be moved; otherwise it has yet to be prepared
+  Ahead* then = nullptr;
 
   void looked(bool all_finite) {
     fine = all_finite;
@@ -39,7 +40,8 @@ class Pass {
     return Turn::done;
   }
   virtual bool ordered() const { return false; }
-  // Whether a thread that waits for the check of an earlier piece may make that check itself.
+  // Whether prepare looks at the caller's own values alone: any thread may do so, and what it found holds until the
+  // piece's turn comes.
   virtual bool repeatable() const { return false; }
   // Whether what is done to a piece changes anything.
   virtual bool moves() const { return true; }
