@@ -1,6 +1,7 @@
 """Layer kernels over contiguous float32 memory, given by address; the GIL is released."""
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +22,35 @@ def lrn_within_forward(
 ) -> None: ...
 def lrn_within_backward(
     x: int, dy: int, dx: int, planes: int, height: int, width: int, lrn: Lrn, threads: int, /
+) -> None: ...
+
+class Machine:
+    """An instruction set that max pooling is made for; ``here``: this machine has it."""
+
+    avx512: ClassVar[Machine]
+    avx2: ClassVar[Machine]
+    plain: ClassVar[Machine]
+    @property
+    def here(self) -> bool: ...
+
+class Windows:
+    """How a pooling's windows are laid: (height, width) each (max_pool.hpp); by ``machine``, or the best."""
+
+    def __init__(
+        self,
+        size: tuple[int, int],
+        windows: tuple[int, int],
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        pad: tuple[int, int],
+        machine: Machine | None = None,
+    ) -> None: ...
+
+def max_pool_forward(
+    x: int, y: int, won: int, batch: int, channels: int, last: bool, windows: Windows, threads: int, /
+) -> None: ...
+def max_pool_backward(
+    dy: int, won: int, dx: int, batch: int, channels: int, last: bool, windows: Windows, threads: int, /
 ) -> None: ...
 def softmax_loss(
     scores: int,

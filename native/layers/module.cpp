@@ -1,10 +1,13 @@
 // The Python face of this folder's kernels: addresses and counts, nothing else. What they mean, and every check,
-// is in prototxt/layers/lrn.py and softmax.py.
+// is in prototxt/layers/lrn.py, pooling.py and softmax.py.
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
 
 #include <cstdint>
+#include <optional>
 
 #include "lrn.hpp"
+#include "max_pool.hpp"
 #include "softmax_loss.hpp"
 
 namespace py = pybind11;
@@ -53,6 +56,40 @@ PYBIND11_MODULE(_native, m) {
       [](uintptr_t x, uintptr_t dy, uintptr_t dx, size_t planes, size_t height, size_t width, const layers::Lrn& lrn,
          int threads) {
         layers::lrn_within_backward(in(x), in(dy), out(dx), planes, height, width, lrn, threads);
+      },
+      Release());
+
+  py::enum_<layers::Machine>(m, "Machine")
+      .value("avx512", layers::Machine::avx512)
+      .value("avx2", layers::Machine::avx2)
+      .value("plain", layers::Machine::plain)
+      .def_property_readonly("here", &layers::has);
+  using Pair = std::pair<size_t, size_t>;
+  py::class_<layers::Windows>(m, "Windows")
+      .def(py::init([](Pair size, Pair windows, Pair kernel, Pair stride, Pair pad,
+                       std::optional<layers::Machine> machine) {
+             const layers::Machine chosen = machine.value_or(layers::best_machine());
+             if (!layers::has(chosen)) throw py::value_error("this machine has no such instruction set");
+             return layers::Windows{size.first,    size.second,  windows.first, windows.second, kernel.first,
+                                    kernel.second, stride.first, stride.second, pad.first,      pad.second, chosen};
+           }),
+           py::arg("size"), py::arg("windows"), py::arg("kernel"), py::arg("stride"), py::arg("pad"),
+           py::arg("machine") = py::none());
+
+  m.def(
+      "max_pool_forward",
+      [](uintptr_t x, uintptr_t y, uintptr_t won, size_t batch, size_t channels, bool last,
+         const layers::Windows& windows, int threads) {
+        layers::max_pool_forward(in(x), out(y), reinterpret_cast<uint8_t*>(won), batch, channels, last, windows,
+                                 threads);
+      },
+      Release());
+  m.def(
+      "max_pool_backward",
+      [](uintptr_t dy, uintptr_t won, uintptr_t dx, size_t batch, size_t channels, bool last,
+         const layers::Windows& windows, int threads) {
+        layers::max_pool_backward(in(dy), reinterpret_cast<const uint8_t*>(won), out(dx), batch, channels, last,
+                                  windows, threads);
       },
       Release());
 

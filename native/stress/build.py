@@ -16,10 +16,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-KERNELS = ["kernels", "copy", "convert"]
+KERNELS = ["smb/kernels", "smb/copy", "smb/convert"]
+_BOX = ("robust", "pool", "region", "passes", "operations", "vectors")
 OBJECTS = {
     "kernel_variants": KERNELS,
-    "segment_stress": [*KERNELS, "robust", "pool", "region", "passes", "operations", "vectors"],
+    "pooling_edges": ["layers/max_pool", "layers/parallel"],
+    "segment_stress": [*KERNELS, *(f"smb/{name}" for name in _BOX)],
 }
 COMMON = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread"]
 
@@ -27,7 +29,7 @@ COMMON = ["-std=c++17", "-ffp-contract=off", "-Wall", "-Wextra", "-pthread"]
 def fingerprint(flags: list[str]) -> str:
     """Of all sources and headers, the compiler and the flags."""
     digest = hashlib.sha256(repr([os.environ.get("CXX", "g++"), flags]).encode())
-    for folder in ("common", "smb", "stress"):
+    for folder in ("common", "layers", "smb", "stress"):
         for path in sorted((ROOT / "native" / folder).glob("*.[ch]pp")):
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]
@@ -41,7 +43,7 @@ def build(program: str, flags: list[str]) -> Path:
         return target
     folder.mkdir(parents=True, exist_ok=True)
     compiler = [os.environ.get("CXX", "g++"), *COMMON, *flags, f"-I{ROOT / 'native'}"]
-    sources = [ROOT / "native" / "smb" / f"{name}.cpp" for name in OBJECTS[program]]
+    sources = [ROOT / "native" / f"{name}.cpp" for name in OBJECTS[program]]
     sources.append(ROOT / "native" / "stress" / f"{program}.cpp")
     with tempfile.TemporaryDirectory(dir=folder) as temporary:
         objects = [str(Path(temporary) / f"{source.stem}.o") for source in sources]

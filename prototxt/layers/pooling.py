@@ -1,4 +1,4 @@
-"""Pooling by Caffe's rules, on torch's kernels wherever these agree.
+"""Pooling by Caffe's rules, on torch's kernels wherever these agree; MAX on a native one of the same values.
 
 The windows are counted upwards (CEIL, the default), so the last may reach past the image. With padding, a
 last window that would begin behind the image is dropped. Without, it is kept, and with a stride above the
@@ -10,15 +10,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from prototxt import _native
 from prototxt.layers.common import expect, shape_text
 from prototxt.registry import Built, LayerSpec, Shape, layer
 
 LOWEST = -3.4028234663852886e38  # -FLT_MAX
+PLACES = 256  # in a window of the native kernel: it keeps a byte for the winner's
 
 Pair = tuple[int, int]
 
@@ -104,15 +107,77 @@ class Pooling(nn.Module):
         return functional.pad(x, (left, right, top, bottom), value=value)
 
 
+class NativeMax(torch.autograd.Function):
+    """Both passes in C++ on torch's threads; x is (N, C, H, W) float32 on the CPU.
+
+    It lies contiguous or with its channels last, and so do the top and the gradient. A byte a window says
+    where in it the winner stands: torch's kernel keeps eight.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, windows: _native.Windows, counts: Pair) -> Tensor:
+        won = torch.empty((*x.shape[:2], *counts), dtype=torch.uint8)
+        y, order = greatest(x, windows, counts, won)
+        ctx.won, ctx.windows, ctx.order, ctx.shape = won, windows, order, x.shape
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:
+        dy = dy.contiguous(memory_format=ctx.order)
+        dx = torch.empty(ctx.shape, memory_format=ctx.order)
+        n, c = ctx.shape[:2]
+        last = ctx.order is torch.channels_last
+        _native.max_pool_backward(
+            dy.data_ptr(), ctx.won.data_ptr(), dx.data_ptr(), n, c, last, ctx.windows, torch.get_num_threads()
+        )
+        return dx, None, None
+
+
+def greatest(
+    x: Tensor, windows: _native.Windows, counts: Pair, won: Tensor | None
+) -> tuple[Tensor, torch.memory_format]:
+    """The windows' greatest values and the order in memory that they share with x; fills ``won``."""
+    order = torch.contiguous_format
+    if not x.is_contiguous():
+        if x.is_contiguous(memory_format=torch.channels_last):
+            order = torch.channels_last
+        else:
+            x = x.contiguous()
+    n, c = x.shape[:2]
+    y = torch.empty((n, c, *counts), memory_format=order)
+    _native.max_pool_forward(
+        x.data_ptr(), y.data_ptr(), 0 if won is None else won.data_ptr(), n, c, order is torch.channels_last,
+        windows, torch.get_num_threads(),
+    )  # fmt: skip
+    return y, order
+
+
 class MaxPooling(Pooling):
     """The first of equal values wins. A second top holds the winners' places, h W + w as floats."""
 
     def __init__(self, pool: Pool | None, mask: bool) -> None:
         super().__init__(pool)
         self.mask = mask
+        self.native: _native.Windows | None = None  # where the native kernel does it
+
+    def renew(self, pool: Pool, size: Pair) -> None:
+        small = pool.kernel[0] * pool.kernel[1] <= PLACES
+        if self.mask or self.plan.direct is None or not small:
+            self.native = None
+        else:
+            self.native = _native.Windows(size, self.plan.windows, pool.kernel, pool.stride, pool.pad)
 
     def forward(self, x: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         pool = self.prepare(x)
+        if self.native is not None and x.dtype == torch.float32 and x.device.type == "cpu":
+            if torch.is_grad_enabled() and x.requires_grad:
+                y: Tensor = NativeMax.apply(x, self.native, self.plan.windows)  # type: ignore[no-untyped-call]
+                return y
+            return greatest(x, self.native, self.plan.windows, None)[0]
+        return self.by_torch(x, pool)
+
+    def by_torch(self, x: Tensor, pool: Pool) -> Tensor | tuple[Tensor, Tensor]:
         direct = self.plan.direct
         if direct is None:
             source, pad, ceil_mode = self.padded(x, pool, LOWEST), (0, 0), False

@@ -40,6 +40,15 @@ def test_everything_at_once_on_one_segment_is_clean(root: Path, sanitizer: str) 
     assert "all held" in done.stdout
 
 
+@pytest.mark.parametrize("sanitizer", SANITIZERS)
+def test_max_pooling_stays_within_its_buffers_and_agrees_with_the_definition(
+    root: Path, sanitizer: str
+) -> None:
+    done = run(build(root, "pooling_edges", SANITIZERS[sanitizer]))
+    assert done.returncode == 0, done.stdout + done.stderr[-4000:]
+    assert " 0 wrong" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("sanitizer", "fault", "verdict"),
     [

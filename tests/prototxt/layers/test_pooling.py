@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from prototxt._native import Machine, Windows
+from prototxt.layers.pooling import MaxPooling, Pool
 from tests.prototxt.layers.single import Array, build, gradients, noise, run
 
 LOWEST = np.float32(-3.4028234663852886e38)
@@ -172,6 +174,82 @@ def test_max_passes_nan_on() -> None:
     """A diverged activation must not vanish in a pooling layer."""
     built = build('type: "Pooling" pooling_param { kernel_size: 2 stride: 2 }', (1, 1, 2, 2))
     assert np.isnan(run(built, np.array([[[[1.0, np.nan], [0, 0]]]]))[0]).all()
+
+
+ORDERS = [torch.contiguous_format, torch.channels_last]
+MACHINES = [machine for machine in (Machine.avx512, Machine.avx2, Machine.plain) if machine.here]
+
+
+def both_ways(layer: MaxPooling, x: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """Top and gradient, of the layer and of torch's kernel; the numbers in the place of NaN."""
+    x = x.detach().requires_grad_()
+    made = [layer(x), layer.by_torch(x, layer.prepare(x))]
+    seed = torch.arange(1.0, made[0].numel() + 1).reshape(made[0].shape).remainder(7)
+    return [(top.detach().nan_to_num(-7.5), torch.autograd.grad(top, x, seed)[0]) for top in made]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["planes", "channels_last"])
+@pytest.mark.parametrize("machine", MACHINES, ids=str)
+def test_the_native_kernel_gives_the_bits_of_torch(machine: Machine, order: torch.memory_format) -> None:
+    """Ties, NaN and infinities too; channels below, at and above a register's."""
+    for channels, (k, s, p) in itertools.product(
+        (1, 3, 4, 15, 16, 20, 33), ((2, 2, 0), (3, 2, 1), (3, 1, 1), (5, 3, 2), (1, 2, 0))
+    ):
+        x = torch.tensor(noise(2, channels, 13, 8, seed=channels)).mul(2).round()
+        x[x == 2], x[x == -2], x[x == 3] = math.nan, -math.inf, math.inf
+        pool = Pool((k, k), (s, s), (p, p))
+        layer = MaxPooling(pool, mask=False)
+        layer.prepare(x)
+        if layer.native is None:
+            continue
+        counts = pool.counts((13, 8))
+        layer.native = Windows((13, 8), counts, pool.kernel, pool.stride, pool.pad, machine)
+        (got, got_gradient), (want, want_gradient) = both_ways(layer, x.to(memory_format=order))
+        assert torch.equal(got, want)
+        assert torch.equal(got_gradient, want_gradient)
+        assert got.is_contiguous(memory_format=order)
+        with torch.no_grad():
+            assert torch.equal(layer(x.to(memory_format=order)).nan_to_num(-7.5), want)
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=["planes", "channels_last"])
+def test_threads_change_no_maximum(order: torch.memory_format) -> None:
+    x = torch.tensor(noise(5, 24, 61, 37)).round().to(memory_format=order)
+    layer, before, results = MaxPooling(Pool((3, 3), (2, 2), (0, 0)), mask=False), torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results += both_ways(layer, x)
+    finally:
+        torch.set_num_threads(before)
+    for other in results[1:]:
+        assert torch.equal(other[0], results[0][0])
+        assert torch.equal(other[1], results[0][1])
+
+
+def test_what_the_native_kernel_does_not_take_goes_to_torch() -> None:
+    """Other dtypes, strides of neither order, and windows of more than 256 places."""
+    x = torch.tensor(noise(2, 3, 17, 18))
+    layer = MaxPooling(Pool((2, 2), (2, 2), (0, 0)), mask=False)
+    want = torch.nn.functional.max_pool2d(x, 2, 2, ceil_mode=True)
+    assert layer(x.double()).dtype == torch.float64
+    assert torch.equal(layer(x.double()).float(), want)
+    (got, got_gradient), (_, want_gradient) = both_ways(layer, x.transpose(2, 3))
+    assert torch.equal(got, torch.nn.functional.max_pool2d(x.transpose(2, 3), 2, 2, ceil_mode=True))
+    assert torch.equal(got_gradient, want_gradient)
+    whole = MaxPooling(None, mask=False)
+    (got, got_gradient), (want, want_gradient) = both_ways(whole, x)
+    assert whole.native is None
+    assert torch.equal(got, want)
+    assert torch.equal(got_gradient, want_gradient)
+
+
+def test_no_images_give_no_maxima() -> None:
+    for order in ORDERS:
+        x = torch.zeros(0, 20, 8, 8).to(memory_format=order).requires_grad_()
+        top = MaxPooling(Pool((2, 2), (2, 2), (0, 0)), mask=False)(x)
+        top.sum().backward()
+        assert top.shape == (0, 20, 4, 4)
 
 
 STOCHASTIC = 'type: "Pooling" pooling_param { pool: STOCHASTIC kernel_size: 2 stride: 2 }'
