@@ -1,6 +1,6 @@
 """The elastic exchange through the box against its limits and against MPI, all in one interleaved run.
 
-    python benchmarks/exchange.py [--rounds 15] [--mib 16,64,256] [--json FILE]
+    python benchmarks/exchange.py [--rounds 15] [--mib 16,64,256] [--json FILE] [--only shm,workers,...]
         [--mpich-python PYTHON --mpich-exec MPIEXEC] [--ompi-python PYTHON --ompi-exec MPIEXEC]
 
 Each round takes every measure, in an order drawn by chance, each after a call that warms the caches; figures
@@ -29,6 +29,8 @@ from exchange_local import MIB, Exchanges, Small, Workers, memset, open_box, pre
 
 from shmtrain.bench.mpi import Mpi
 
+MPI_OPS = ("server", "rma", "allreduce", "window")
+MEASURES = ("shm", "kernel", "read", "write", "memcpy", "small", "prefault", "memset", "workers", *MPI_OPS)
 Samples = dict[tuple[object, ...], list[float]]
 
 
@@ -41,11 +43,11 @@ def run(mpi: Mpi, samples: Samples, ranks: int, ops: str, mib: str) -> None:
 
 def measures(
     samples: Samples, sizes: list[int], exchanges: dict[int, Exchanges], small: Small, workers: Workers
-) -> list[Callable[[], None]]:
-    """What one round takes, each as a call that adds to samples."""
+) -> list[tuple[object, Callable[[], None]]]:
+    """What one round takes: the first words of the keys, each with a call that adds to samples."""
 
-    def add(key: tuple[object, ...], take: Callable[[], list[float]]) -> Callable[[], None]:
-        return lambda: samples[key].extend(take())
+    def add(key: tuple[object, ...], take: Callable[[], list[float]]) -> tuple[object, Callable[[], None]]:
+        return key[0], lambda: samples[key].extend(take())
 
     taken = [add(("small",), small.exchange), add(("memset",), partial(memset, 256 * MIB))]
     for mib, one in exchanges.items():
@@ -73,11 +75,16 @@ def collect(given: argparse.Namespace, sizes: list[int], mpis: list[Mpi]) -> Sam
         daemon, box = open_box(folder)
         exchanges = {mib: Exchanges(box, mib) for mib in sizes}
         small = Small(box)
-        taken = measures(samples, sizes, exchanges, small, workers)
-        for mpi in mpis:
-            ops = "server,rma,allreduce,window"
+        only = given.only
+        taken = [
+            take
+            for name, take in measures(samples, sizes, exchanges, small, workers)
+            if not only or name in only
+        ]
+        ops = ",".join(op for op in MPI_OPS if not only or op in only)
+        for mpi in mpis if ops else []:
             taken.append(partial(run, mpi, samples, 2, ops, ",".join(map(str, sizes))))
-            if mpi.name == "mpich":
+            if mpi.name == "mpich" and "server" in ops:
                 taken.append(partial(run, mpi, samples, 5, "server", "64"))
         for one in [*exchanges.values()] * 2:
             for threads in (1, 2):  # warm the memory, the helpers and the caches
@@ -99,60 +106,92 @@ class Table:
     def __init__(self) -> None:
         self.rows: list[dict[str, object]] = []
 
-    def add(self, what: str, value: float, bar: float, at_most: bool) -> None:
+    def add(self, what: str, above: float | None, below: float | None, bar: float, at_most: bool) -> None:
+        """Leaves out a ratio of which something was not measured."""
+        if above is None or below is None:
+            return
+        value = above / below
         good = value <= bar if at_most else value >= bar
         sign = "<=" if at_most else ">="
         self.rows.append({"what": what, "value": round(value, 3), "bar": f"{sign} {bar}", "met": good})
         print(f"{what:<66} {value:8.2f}   {sign} {bar:<5} {'PASS' if good else 'short'}")
 
 
+def aside(what: str, above: float | None, below: float | None) -> None:
+    """A ratio without a bar."""
+    if above is not None and below is not None:
+        print(f"{'  ' + what:<66} {above / below:8.2f}")
+
+
 def report(samples: Samples, sizes: list[int], mpis: list[Mpi]) -> Table:
     table = Table()
     median = {key: statistics.median(times) for key, times in samples.items()}
+
+    def of(*key: object) -> float | None:
+        return median.get(key)
+
     for mib in sizes:
         for threads in (1, 2):
-            what = f"{mib} MiB, {threads} thread(s): exchange / kernel on private memory"
-            table.add(what, median["shm", mib, threads] / median["kernel", mib, threads, True], 1.10, True)
-            unchecked = median["shm", mib, threads] / median["kernel", mib, threads, False]
-            print(f"{'  against that kernel without its check for NaN':<66} {unchecked:8.2f}")
-        table.add(
-            f"{mib} MiB: two threads over one", median["shm", mib, 1] / median["shm", mib, 2], 1.7, False
-        )
+            what, shm = (
+                f"{mib} MiB, {threads} thread(s): exchange / kernel on private memory",
+                of("shm", mib, threads),
+            )
+            table.add(what, shm, of("kernel", mib, threads, True), 1.10, True)
+            aside("against that kernel without its check for NaN", shm, of("kernel", mib, threads, False))
+        table.add(f"{mib} MiB: two threads over one", of("shm", mib, 1), of("shm", mib, 2), 1.7, False)
         for name in ("read", "write"):
-            ratio = median[name, mib] / median["memcpy", mib]
-            table.add(f"{mib} MiB: {name} / memcpy of private memory", ratio, 1.1, True)
-    table.add("4 KiB exchange from Python, microseconds", median["small",] * 1e6, 1.0, True)
-    table.add("pre-fault / memset, one thread", median["prefault", 1] / median["memset",], 1.05, True)
-    table.add("pre-fault / memset, two threads", median["prefault", 2] / median["memset",], 0.7, True)
-    two = median["workers", 1, 16, True] / median["workers", 2, 16, True]
-    table.add("16 MiB: 2 processes move, times what one does", two, 1.5, False)
+            what = f"{mib} MiB: {name} / memcpy of private memory"
+            table.add(what, of(name, mib), of("memcpy", mib), 1.1, True)
+    table.add("4 KiB exchange from Python, microseconds", of("small"), 1e-6, 1.0, True)
+    table.add("pre-fault / memset, one thread", of("prefault", 1), of("memset"), 1.05, True)
+    table.add("pre-fault / memset, two threads", of("prefault", 2), of("memset"), 0.7, True)
+    what = "16 MiB: 2 processes move, times what one does"
+    table.add(what, of("workers", 1, 16, True), of("workers", 2, 16, True), 1.5, False)
     for count in (1, 2, 4, 16):
-        ratio = median["workers", count, 64, True] / median["workers", count, 64, False]
-        table.add(f"64 MiB: {count} process(es), time over time without locks", ratio, 1.2, True)
+        what = f"64 MiB: {count} process(es), time over time without locks"
+        table.add(what, of("workers", count, 64, True), of("workers", count, 64, False), 1.2, True)
     for mpi in mpis:
-        for mib in sizes:
-            for op, bar in (("server", 4.0), ("rma", 3.0), ("allreduce", 3.0)):
-                what, rival = f"{mib} MiB: times faster than {mpi.name} {op}", best(median, mpi, op, mib, 1)
-                table.add(f"{what}, two cores each", rival / median["shm", mib, 2], bar, False)
-                print(f"{'  with one thread':<66} {rival / median['shm', mib, 1]:8.2f}")
-            ratio = median["shm", mib, 1] / best(median, mpi, "window", mib, 1)
-            table.add(f"{mib} MiB: exchange / own loop over a window of {mpi.name}", ratio, 1.1, True)
-        if mpi.name == "mpich":
-            ratio = best(median, mpi, "server", 64, 4) / median["workers", 4, 64, True]
-            table.add("64 MiB: 4 workers, times faster than mpich's server", ratio, 8.0, False)
+        against(table, median, mpi, sizes)
     return table
 
 
-def best(median: dict[tuple[object, ...], float], mpi: Mpi, op: str, mib: int, workers: int) -> float:
+def against(table: Table, median: dict[tuple[object, ...], float], mpi: Mpi, sizes: list[int]) -> None:
+    """The rows of one MPI library."""
+    for mib in sizes:
+        one, two = median.get(("shm", mib, 1)), median.get(("shm", mib, 2))
+        for op, bar in (("server", 4.0), ("rma", 3.0), ("allreduce", 3.0)):
+            what, rival = f"{mib} MiB: times faster than {mpi.name} {op}", best(median, mpi, op, mib, 1)
+            table.add(f"{what}, two cores each", rival, two, bar, False)
+            aside("with one thread", rival, one)
+        what = f"{mib} MiB: exchange / own loop over a window of {mpi.name}"
+        table.add(what, one, best(median, mpi, "window", mib, 1), 1.1, True)
+    if mpi.name == "mpich":
+        what = "64 MiB: 4 workers, times faster than mpich's server"
+        table.add(what, best(median, mpi, "server", 64, 4), median.get(("workers", 4, 64, True)), 8.0, False)
+
+
+def best(median: dict[tuple[object, ...], float], mpi: Mpi, op: str, mib: int, workers: int) -> float | None:
     """The rival's best variant."""
     wanted = (mpi.name, op, mib, workers)  # a key has the variant in third place
-    return min(t for key, t in median.items() if len(key) == 5 and (*key[:2], *key[3:]) == wanted)
+    return min(
+        (t for key, t in median.items() if len(key) == 5 and (*key[:2], *key[3:]) == wanted), default=None
+    )
+
+
+def chosen(text: str) -> tuple[str, ...]:
+    names = tuple(text.split(","))
+    if unknown := set(names) - set(MEASURES):
+        raise argparse.ArgumentTypeError(f"no such measure: {min(unknown)}")
+    return names
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--mib", default="16,64,256")
+    parser.add_argument(
+        "--only", type=chosen, default=(), help=f"these measures alone, of {', '.join(MEASURES)}"
+    )
     parser.add_argument("--json", type=Path, help="write all samples there")
     for name in ("mpich", "ompi"):
         for what in ("python", "exec"):

@@ -18,8 +18,8 @@ inline int32_t magnitude(float value) {
   return bits & 0x7fffffff;
 }
 
-// The kernels of training run through memory on 4 KiB pages that is not in the caches. The hardware fetches ahead within a
-// page; they ask for what lies half a page ahead, across its end too: 10 to 25% less time from 64 MiB up.
+// The kernels of training run through memory on 4 KiB pages that is not in the caches. The hardware fetches ahead
+// within a page; they ask for what lies half a page ahead, across its end too: 10 to 25% less time from 64 MiB up.
 constexpr size_t kStep = 64;    // elements: four cache lines
 constexpr size_t kFetch = 512;  // elements
 
@@ -60,12 +60,16 @@ template <class Work, class... Arrays>
 }  // namespace
 
 SMB_CLONES void accumulate_f32(float* __restrict dst, const float* __restrict src, float scale, size_t n) {
-  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) { accumulate_some(dst + i, src + i, scale, m); };
+  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) {
+    accumulate_some(dst + i, src + i, scale, m);
+  };
   fetching(n, work, dst, src);
 }
 
 SMB_CLONES void exchange_f32(float* __restrict x, float* __restrict g, float alpha, size_t n) {
-  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) { exchange_some(x + i, g + i, alpha, m); };
+  const auto work = [=](size_t i, size_t m) __attribute__((always_inline)) {
+    exchange_some(x + i, g + i, alpha, m);
+  };
   fetching(n, work, x, g);
 }
 

@@ -14,8 +14,8 @@ void accumulate_f32(float* dst, const float* src, float scale, size_t n);
 // The caller holds the locks of what g lies in.
 void exchange_f32(float* x, float* g, float alpha, size_t n);
 
-// The same two, and in the same loop a look at n values that are to be moved next, and at n further ones unless that is
-// nullptr: true when they (scaled) are all finite. Done by itself, that look costs a third of a move, since it waits for
+// The same two, and in the same loop a look at n values that are to be moved next, and at n further ones unless that
+// is nullptr: true when they (scaled) are all finite. Done by itself, that look costs a third of a move, since it waits for
 // memory alone; here the memory system has it beside the other streams, and it costs a twentieth.
 bool accumulate_looking_f32(float* dst, const float* src, float scale, size_t n, const float* ahead,
                             const float* further);

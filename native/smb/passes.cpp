@@ -61,7 +61,9 @@ class Run {
     defer(busy);
   }
 
-  bool held(size_t chunk) const { return owner_of(pass_.region.words(chunk).lock.load(std::memory_order_relaxed)) != 0; }
+  bool held(size_t chunk) const {
+    return owner_of(pass_.region.words(chunk).lock.load(std::memory_order_relaxed)) != 0;
+  }
 
   // Whether the piece after next will be needed early, checked: next may still be held when its turn comes.
   bool after_is_wanted(const Ahead& next) const {
