@@ -106,18 +106,19 @@ class Transform:
         Stops at an encoded record and returns its index, else len(records). Raises
         ValueError(index, text) for a record that does not fit.
         """
+    def draw(self) -> tuple[int, int, int]:
+        """What chance says of the next image, for image(); not in several threads at once."""
     def image(
         self,
-        pixels: bytes | memoryview | NDArray[np.uint8],
-        image: _Sides,
+        pixels: memoryview | NDArray[np.uint8],
         index: int,
         out: memoryview[float],
         shape: _Sides,
-        interleaved: bool = False,
+        drawn: Sequence[int],
     ) -> None:
-        """Write one uint8 image to out[index], planar or (interleaved) with its channels last.
+        """Write one uint8 image of (height, width[, channels]) to out[index], planar, as ``drawn`` says.
 
-        Gives the GIL away. Raises ValueError(index, text).
+        In any threads; gives the GIL away. Raises ValueError(index, text).
         """
 
 # LevelDB's tables (leveldb.hpp) --------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <climits>
 #include <cstring>
 
 #include "datum.hpp"
@@ -13,23 +14,25 @@ namespace {
 // A view of an object's bytes for the length of a scope; PyObject_GetBuffer costs a tenth of py::buffer.
 class Bytes {
  public:
-  explicit Bytes(PyObject* object) {
-    if (PyObject_GetBuffer(object, &view_, PyBUF_SIMPLE)) throw py::error_already_set();
+  explicit Bytes(PyObject* object, int flags = PyBUF_SIMPLE) {
+    if (PyObject_GetBuffer(object, &view_, flags)) throw py::error_already_set();
   }
   ~Bytes() { PyBuffer_Release(&view_); }
   Bytes(const Bytes&) = delete;
   Bytes& operator=(const Bytes&) = delete;
   const uint8_t* data() const { return static_cast<const uint8_t*>(view_.buf); }
   size_t size() const { return size_t(view_.len); }
+  const Py_buffer& view() const { return view_; }
 
  private:
   Py_buffer view_;
 };
 
-float* floats_of(const py::buffer& buffer, size_t count, const char* name) {
+float* floats_of(const py::buffer& buffer, size_t count, const char* name, size_t* bytes = nullptr) {
   const py::buffer_info info = buffer.request(true);
   if (info.itemsize != 4 || info.format != "f" || size_t(info.size) < count)
     throw py::value_error(std::string(name) + " must be " + std::to_string(count) + " writable float32 values");
+  if (bytes) *bytes = 4 * size_t(info.size);
   return static_cast<float*>(info.ptr);
 }
 
@@ -94,17 +97,29 @@ size_t transform_records(data::Transform& transform, const py::list& records, si
   return n;
 }
 
-void transform_image(data::Transform& transform, const py::object& pixels, const std::array<int, 3>& image,
-                     size_t index, const py::buffer& out, const std::array<int, 3>& sides, bool interleaved) {
-  const data::Shape shape = shape_of(image), top = shape_of(sides);
+// A batch of so many bytes fits no core's cache, so that it is better written past it.
+constexpr size_t kLargeBatch = size_t(4) << 20;
+
+// The shape of (height, width) or (height, width, channels) bytes that stand close together.
+data::Shape shape_of_pixels(const Py_buffer& pixels) {
+  const bool bytes = pixels.itemsize == 1 && pixels.ndim >= 2 && pixels.ndim <= 3;
+  for (int i = 0; bytes && i < pixels.ndim; ++i)
+    if (pixels.shape[i] > INT_MAX) throw py::value_error("pixels have an impossible shape");
+  if (!bytes) throw py::value_error("pixels must be bytes of shape (height, width[, channels])");
+  return {pixels.ndim == 3 ? int(pixels.shape[2]) : 1, int(pixels.shape[0]), int(pixels.shape[1])};
+}
+
+void transform_image(const data::Transform& transform, const py::object& pixels, size_t index, const py::buffer& out,
+                     const std::array<int, 3>& sides, const data::Drawn& drawn) {
+  const Bytes bytes(pixels.ptr(), PyBUF_ND);
+  const data::Shape shape = shape_of_pixels(bytes.view()), top = shape_of(sides);
   const std::string wrong = transform.refuse(shape, top);
   if (!wrong.empty()) refuse(index, wrong);
-  const Bytes bytes(pixels.ptr());
-  if (bytes.size() != shape.count()) throw py::value_error("the pixels do not fill " + shape.text());
-  float* to = floats_of(out, (index + 1) * top.count(), "out") + index * top.count();
-  const py::gil_scoped_release others;  // decode meanwhile
-  if (interleaved) transform.place_interleaved(bytes.data(), shape, to);
-  else transform.place(bytes.data(), shape, to);
+  size_t batch_bytes = 0;
+  float* const batch = floats_of(out, (index + 1) * top.count(), "out", &batch_bytes);
+  const py::gil_scoped_release others;  // decode and write theirs meanwhile
+  transform.place_interleaved(bytes.data(), shape, drawn, batch + index * top.count(),
+                              batch_bytes >= kLargeBatch);
 }
 
 py::tuple datum_head(const py::object& record) {
@@ -127,6 +142,7 @@ void bind_datum(py::module_& m) {
            py::arg("seed") = 0)
       .def("records", &transform_records, py::arg("records"), py::arg("first"), py::arg("out"),
            py::arg("labels"), py::arg("shape"))
-      .def("image", &transform_image, py::arg("pixels"), py::arg("image"), py::arg("index"), py::arg("out"),
-           py::arg("shape"), py::arg("interleaved") = false);
+      .def("draw", &data::Transform::draw)
+      .def("image", &transform_image, py::arg("pixels"), py::arg("index"), py::arg("out"), py::arg("shape"),
+           py::arg("drawn"));
 }

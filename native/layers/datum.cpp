@@ -4,11 +4,7 @@
 #include <climits>
 #include <cstring>
 
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-#define DATA_CLONES __attribute__((target_clones("avx2", "default")))
-#else
-#define DATA_CLONES
-#endif
+#include "pixels.hpp"
 
 namespace data {
 namespace {
@@ -96,44 +92,6 @@ bool read_field(uint64_t tag, Wire& wire, Datum& datum) {
   }
 }
 
-// out[i] = (in[i] - mean) * scale
-DATA_CLONES void affine(float* __restrict out, const uint8_t* __restrict in, size_t n, float mean, float scale) {
-  for (size_t i = 0; i < n; ++i) out[i] = (float(in[i]) - mean) * scale;
-}
-DATA_CLONES void affine(float* __restrict out, const float* __restrict in, size_t n, float mean, float scale) {
-  for (size_t i = 0; i < n; ++i) out[i] = (in[i] - mean) * scale;
-}
-// out[i] = (in[i] - mean[i]) * scale
-DATA_CLONES void affine(float* __restrict out, const uint8_t* __restrict in, size_t n,
-                        const float* __restrict mean, float scale) {
-  for (size_t i = 0; i < n; ++i) out[i] = (float(in[i]) - mean[i]) * scale;
-}
-DATA_CLONES void affine(float* __restrict out, const float* __restrict in, size_t n,
-                        const float* __restrict mean, float scale) {
-  for (size_t i = 0; i < n; ++i) out[i] = (in[i] - mean[i]) * scale;
-}
-
-// Each of the channels of n pixels on its own, one byte a pixel. Three are what the compiler makes shuffles of.
-DATA_CLONES void split3(uint8_t* __restrict a, uint8_t* __restrict b, uint8_t* __restrict c,
-                        const uint8_t* __restrict in, size_t n) {
-  for (size_t i = 0; i < n; ++i) {
-    a[i] = in[3 * i];
-    b[i] = in[3 * i + 1];
-    c[i] = in[3 * i + 2];
-  }
-}
-
-void split(uint8_t* out, const uint8_t* in, size_t n, size_t channels) {
-  if (channels == 3) return split3(out, out + n, out + 2 * n, in, n);
-  for (size_t c = 0; c < channels; ++c)
-    for (size_t i = 0; i < n; ++i) out[c * n + i] = in[i * channels + c];
-}
-
-// out[i] = in[n - 1 - i]
-DATA_CLONES void turn(uint8_t* __restrict out, const uint8_t* __restrict in, size_t n) {
-  for (size_t i = 0; i < n; ++i) out[i] = in[n - 1 - i];
-}
-
 }  // namespace
 
 bool Shape::fits() const {
@@ -176,16 +134,26 @@ std::string Transform::refuse(const Shape& image, const Shape& top) const {
   return "";
 }
 
-Transform::Cut Transform::cut(const Shape& image) {
+Drawn Transform::draw() {
+  Drawn drawn{};
+  if (mirror) drawn[0] = uint32_t(random());
+  if (crop && random_crop) {
+    drawn[1] = uint32_t(random());
+    drawn[2] = uint32_t(random());
+  }
+  return drawn;
+}
+
+Transform::Cut Transform::cut(const Shape& image, const Drawn& drawn) const {
   Cut cut;
-  cut.flip = mirror && random() % 2;
+  cut.flip = mirror && drawn[0] % 2;
   cut.height = crop ? crop : image.height;
   cut.width = crop ? crop : image.width;
   cut.top = (image.height - cut.height) / 2;
   cut.left = (image.width - cut.width) / 2;
   if (crop && random_crop) {
-    cut.top = int(random() % unsigned(image.height - cut.height + 1));
-    cut.left = int(random() % unsigned(image.width - cut.width + 1));
+    cut.top = int(drawn[1] % unsigned(image.height - cut.height + 1));
+    cut.left = int(drawn[2] % unsigned(image.width - cut.width + 1));
   }
   return cut;
 }
@@ -197,7 +165,7 @@ float Transform::mean_of(int channel) const {
 
 template <class T>
 void Transform::place_any(const T* pixels, const Shape& image, float* out) {
-  const Cut part = cut(image);
+  const Cut part = cut(image, draw());
   const bool rows = crop || part.flip;  // else a channel is one run
   const size_t run = rows ? size_t(part.width) : size_t(part.height) * part.width;
   const int runs = rows ? part.height : 1;
@@ -212,26 +180,19 @@ void Transform::place_any(const T* pixels, const Shape& image, float* out) {
   }
 }
 
-void Transform::place_interleaved(const uint8_t* pixels, const Shape& image, float* out) {
-  const Cut part = cut(image);
+void Transform::place_interleaved(const uint8_t* pixels, const Shape& image, const Drawn& drawn, float* out,
+                                  bool past) const {
+  const Cut part = cut(image, drawn);
   const size_t channels = size_t(image.channels), width = size_t(part.width);
-  std::vector<uint8_t> rows(width * (channels + 1));
-  uint8_t* const turned = rows.data() + channels * width;
+  std::vector<float> means;
+  for (int c = 0; c < image.channels; ++c) means.push_back(mean_of(c));
+  Planes planes(out, part.height * width, channels, width, past);
   for (int r = 0; r < part.height; ++r) {
-    const size_t line = (size_t(part.top) + r) * image.width + part.left;
-    split(rows.data(), pixels + line * channels, width, channels);
-    for (size_t c = 0; c < channels; ++c) {
-      float* to = out + (c * part.height + r) * width;
-      const uint8_t* from = rows.data() + c * width;
-      if (mean_image.empty()) {
-        if (part.flip) turn(turned, from, width);  // bytes turn faster than floats
-        affine(to, part.flip ? turned : from, width, mean_of(int(c)), scale);
-      } else {  // the mean's pixel is that of the image before it is turned
-        affine(to, from, width, mean_image.data() + c * image.height * image.width + line, scale);
-        if (part.flip) std::reverse(to, to + width);
-      }
-    }
+    const size_t at = (size_t(part.top) + r) * image.width + part.left;
+    planes.write({pixels + at * channels, width, channels, mean_image.empty() ? nullptr : mean_image.data() + at,
+                  size_t(image.height) * image.width, means.data(), scale, part.flip});
   }
+  planes.finish();
 }
 
 void Transform::place(const uint8_t* pixels, const Shape& image, float* out) { place_any(pixels, image, out); }

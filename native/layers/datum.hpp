@@ -1,6 +1,7 @@
 // Datum records and the pixel transform of data layers: pointers and counts, no Python.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <random>
@@ -35,6 +36,9 @@ struct Datum {
 // False when the bytes are no Datum; `datum` is then undefined.
 bool parse_datum(const uint8_t* at, size_t n, Datum& datum);
 
+// What chance says of one image: mirror, row, column; how each is used depends on the image's size.
+using Drawn = std::array<uint32_t, 3>;
+
 // (x - mean) * scale over a crop of an image, perhaps mirrored; each image draws mirror, then row,
 // then column from its own mt19937 stream, as far as they are random at all.
 struct Transform {
@@ -52,12 +56,15 @@ struct Transform {
   // One planar image into top.count() floats at `out`; refuse() has said nothing.
   void place(const uint8_t* pixels, const Shape& image, float* out);
   void place(const float* pixels, const Shape& image, float* out);
-  // The same for an image whose channels are interleaved, as decoders give it.
-  void place_interleaved(const uint8_t* pixels, const Shape& image, float* out);
+  // Draw for the next image: not in several threads at once.
+  Drawn draw();
+  // The same as place() for an image whose channels are interleaved, as decoders give it, and which has drawn
+  // already: in any threads. past: past the caches (pixels.hpp).
+  void place_interleaved(const uint8_t* pixels, const Shape& image, const Drawn& drawn, float* out, bool past) const;
 
  private:
   struct Cut { bool flip; int top, left, height, width; };
-  Cut cut(const Shape& image);
+  Cut cut(const Shape& image, const Drawn& drawn) const;
   float mean_of(int channel) const;
   template <class T>
   void place_any(const T* pixels, const Shape& image, float* out);

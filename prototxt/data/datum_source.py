@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -13,10 +14,9 @@ from prototxt.data.store import Store
 from prototxt.errors import DataError
 
 if TYPE_CHECKING:  # numpy and OpenCV are loaded when the first encoded record is met
-    from prototxt.data.decode import U8, Decoder, Mode
+    from prototxt.data.decode import U8, Decoder, Images, Mode
 
 Sides = tuple[int, int, int]  # channels, height, width
-AHEAD = 2  # images a thread that are decoded before they are asked for: more would only take memory
 
 
 def make_transform(config: ReaderConfig, mean_image: bytes | None) -> Transform:
@@ -67,7 +67,7 @@ class DatumSource:
         self._taken = 0  # records of finished batches
         self._place = self._begun = 0  # where claimed: of the next record, and of the batch's first
         self._records: list[bytes] = []
-        self._images: dict[int, Callable[[], U8]] = {}  # by index in the batch: what gives the pixels
+        self._images: Images | None = None  # of this batch, once there is an encoded one
         self._top: Sides = (0, 0, 0)
         self._decoder: Decoder | None = None
         self.notes: list[str] = []
@@ -90,7 +90,7 @@ class DatumSource:
         self._begun = self._place
         self._records = list(islice(self._stream, self._config.batch_size))
         self._place += len(self._records)
-        self._images.clear()
+        self._images = None
         sides, encoded = self._begin()
         self._top = self._sides_of_top(sides)
         if not encoded and not self._taken and self._forces:
@@ -98,29 +98,37 @@ class DatumSource:
         batch = len(self._records)
         return [(batch, *self._top), (batch,)][: len(self._config.tops)]
 
-    def write(self, tops: list[memoryview[float]]) -> None:
-        """Transform the records fetched last into the tops; raises DataError for one that does not fit."""
+    def write(self, tops: list[memoryview[float]]) -> Callable[[], None] | None:
+        """Transform the records fetched last into the tops; raises DataError for one that does not fit.
+
+        Where threads decode, what is returned waits for them, and raises that.
+        """
         out, labels = tops[0], tops[1] if len(tops) > 1 else None
         records, at = self._records, 0
         try:
             while (at := self._transform.records(records, at, out, labels, self._top)) < len(records):
-                pixels = self._image(at)
-                self._transform.image(pixels, _sides(pixels), at, out, self._top, interleaved=True)
+                read, label = self._encoded(at)
+                self._decoding(at).place(at, read, out, self._top)
                 if labels is not None:
-                    labels[at] = datum_head(records[at])[1]
-                del self._images[at]
+                    labels[at] = label
                 at += 1
         except ValueError as error:
             if len(error.args) != 2:
                 raise
-            raise self._wrong(*error.args) from error
+            if self._images is not None and (finish := self._images.finishing()):
+                finish()  # perhaps one before it is wrong
+            raise self._wrong(self._before, *error.args) from error
+        return None if self._images is None else self._images.finishing()
+
+    def close(self) -> None:
+        if self._decoder is not None:
+            self._decoder.close()
 
     def _check_size(self) -> None:
         """Refuse an impossible batch before its records are fetched."""
         self._records = list(islice(self._stream, 1))
         refuse_batch(self._config, self._store.folder, self._sides_of_top(self._begin()[0]))
-        self._records, self._stream = [], self._open()
-        self._images.clear()
+        self._records, self._stream, self._images = [], self._open(), None
 
     @property
     def _forces(self) -> bool:
@@ -152,28 +160,40 @@ class DatumSource:
         try:
             sides, _, encoded, *_ = datum_head(self._records[0])
         except ValueError as error:
-            raise self._wrong(0, str(error)) from error
-        return (_sides(self._image(0)), True) if encoded else (sides, False)
+            raise self._wrong(self._before, 0, str(error)) from error
+        if not encoded:
+            return sides, False
+        images = self._decoding(0)
+        for index in images.ahead(len(self._records)):
+            if not _is_encoded(self._records[index]):
+                break
+            images.begin(index, self._encoded(index)[0])
+        return _sides(images.pixels(0)), True
 
-    def _begin_image(self, index: int) -> None:
-        try:
-            *_, encoded, offset, size, _ = datum_head(self._records[index])
-        except ValueError as error:
-            raise self._wrong(index, str(error)) from error
-        if encoded:
-            data = memoryview(self._records[index])[offset : offset + size]
-            decoder, mode = self._decoding(index), self._mode
-            self._images[index] = decoder.begin(lambda: decoder.decode(data, mode))
+    def _encoded(self, index: int) -> tuple[Callable[[], U8], int]:
+        """(what decodes a record of the batch, its label)."""
+        record = self._records[index]
+        _, label, _, offset, size, _ = datum_head(record)
+        decode = self._decoding(index).decoder.decode
+        return partial(decode, memoryview(record)[offset : offset + size], self._mode), label
 
-    def _decoding(self, index: int) -> Decoder:
-        if self._decoder is None:
-            from prototxt.data.decode import Decoder, Undecodable
+    def _decoding(self, index: int) -> Images:
+        """The batch's images; a decoder from the first encoded record on, which is ``index``."""
+        if self._images is None:
+            from prototxt.data.decode import Decoder, Images, Undecodable
 
+            wrong = partial(self._wrong, self._before)
             try:
-                self._decoder = Decoder(self._config.threads)
+                self._decoder = self._decoder or Decoder(self._config.threads)
             except Undecodable as error:
-                raise self._wrong(index, str(error)) from error
-        return self._decoder
+                raise wrong(index, str(error)) from error
+            self._images = Images(self._decoder, self._transform, wrong)
+        return self._images
+
+    @property
+    def _before(self) -> int:
+        """This worker's records before the batch."""
+        return self._begun if self._config.claimed else self._taken
 
     @property
     def _mode(self) -> Mode:
@@ -181,34 +201,26 @@ class DatumSource:
             return "unchanged"
         return "color" if self._config.transform.force_color else "gray"
 
-    def _image(self, index: int) -> U8:
-        """(height, width, channels) of an encoded record; colours as the original has them: blue first."""
-        from prototxt.data.decode import Undecodable
-
-        for ahead in range(index, min(index + AHEAD * self._config.threads, len(self._records))):
-            if ahead not in self._images:
-                self._begin_image(ahead)
-        try:
-            pixels = self._images[index]()
-        except Undecodable as error:
-            raise self._wrong(index, str(error)) from error
-        self._images[index] = lambda: pixels  # where no thread decodes, the first is not decoded twice
-        return pixels
-
     def _sides_of_top(self, sides: Sides) -> Sides:
         try:
             return top_sides(self._config, sides)
         except ValueError as error:
-            raise self._wrong(0, str(error)) from error
+            raise self._wrong(self._before, 0, str(error)) from error
 
-    def _wrong(self, index: int, text: str) -> DataError:
-        """Names a record of the present batch by number and key."""
+    def _wrong(self, before: int, index: int, text: str) -> DataError:
+        """Names a record by number and key: of the batch that has so many of this worker's before it."""
         first, step = self._config.share
-        taken = self._begun if self._config.claimed else self._taken
-        number = first + (taken + index) * step
+        number = first + (before + index) * step
         if self._store.entries is not None:
             number %= self._store.entries
         return DataError(f"{self._store.folder}: record {number} (key {self._store.key(number)!r}) {text}")
+
+
+def _is_encoded(record: bytes) -> bool:
+    try:
+        return datum_head(record)[2]
+    except ValueError:  # write() names it, in its turn
+        return False
 
 
 def _sides(pixels: U8) -> Sides:

@@ -160,6 +160,9 @@ class Hdf5Source:
             done += len(rows)
         self._passed += done
 
+    def close(self) -> None:
+        self._file.close()
+
     def _runs(self, want: int) -> Iterator[Rows]:
         """Row numbers of the present file, file after file, until ``want`` rows are given."""
         while want:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from prototxt.data.config import ReaderConfig, Shape
-from prototxt.data.datum_source import AHEAD, Sides, make_transform, refuse_batch, top_sides
-from prototxt.data.decode import U8, Decoder, Undecodable
+from prototxt.data.datum_source import Sides, make_transform, refuse_batch, top_sides
+from prototxt.data.decode import U8, Decoder, Images, Undecodable
 from prototxt.data.lists import read_list
 from prototxt.data.note import Note
 from prototxt.errors import DataError
@@ -52,7 +53,7 @@ class ImageSource:
         self._next += self._skip
         self._order: tuple[int, np.ndarray[tuple[int], np.dtype[np.int64]]] = -1, np.arange(0)
         self._batch: list[tuple[str, int]] = []
-        self._images: dict[int, Callable[[], U8]] = {}
+        self._images = self._of_batch()
         self._top: Sides = (0, 0, 0)
         self.notes: list[str] = []
 
@@ -73,28 +74,31 @@ class ImageSource:
         first = self._next
         self._next += self._step * self._config.batch_size
         self._batch = [self._line(place) for place in range(first, self._next, self._step)]
-        self._images.clear()
-        self._top = self._sides_of_top(self._image(0))
+        self._images = self._of_batch()
+        for index in self._images.ahead(len(self._batch)):
+            self._images.begin(index, self._reading(self._batch[index][0]))
+        self._top = self._sides_of_top(self._images.pixels(0))
         refuse_batch(self._config, self._list, self._top)
         batch = self._config.batch_size
         return [(batch, *self._top), (batch,)][: len(self._config.tops)]
 
-    def write(self, tops: list[memoryview[float]]) -> None:
-        """The images of the lines taken last; raises DataError naming the file of one that does not fit."""
+    def write(self, tops: list[memoryview[float]]) -> Callable[[], None] | None:
+        """The images of the lines taken last; raises DataError naming the file of one that does not fit.
+
+        Where threads decode, what is returned waits for them, and raises that.
+        """
         for index, (path, label) in enumerate(self._batch):
-            pixels = self._image(index)
-            height, width, channels = pixels.shape
-            try:
-                self._transform.image(
-                    pixels, (channels, height, width), index, tops[0], self._top, interleaved=True
-                )
-            except ValueError as error:
-                if len(error.args) != 2:
-                    raise
-                raise self._wrong(path, error.args[1]) from error
+            self._images.place(index, self._reading(path), tops[0], self._top)
             if len(tops) > 1:
                 tops[1][index] = label
-            del self._images[index]
+        return self._images.finishing()
+
+    def close(self) -> None:
+        self._decoder.close()
+
+    def _of_batch(self) -> Images:
+        batch = self._batch
+        return Images(self._decoder, self._transform, lambda index, text: self._wrong(batch[index][0], text))
 
     def _line(self, place: int) -> tuple[str, int]:
         """Path and label at a place of the endless sequence."""
@@ -107,19 +111,10 @@ class ImageSource:
         name, label = self._lines[index]
         return self._config.images.root + name, label
 
-    def _image(self, index: int) -> U8:
-        for ahead in range(index, min(index + AHEAD * self._config.threads, len(self._batch))):
-            if ahead not in self._images:
-                self._images[ahead] = self._begin(self._batch[ahead][0])
-        pixels = self._images[index]()
-        self._images[index] = lambda: pixels  # where no thread decodes, the first is not decoded twice
-        return pixels
-
-    def _begin(self, path: str) -> Callable[[], U8]:
+    def _reading(self, path: str) -> Callable[[], U8]:
         images = self._config.images
-        return self._decoder.begin(
-            lambda: read_image(self._decoder, path, images.color, (images.height, images.width), self._note)
-        )
+        size = images.height, images.width
+        return partial(read_image, self._decoder, path, images.color, size, self._note)
 
     def _sides_of_top(self, pixels: U8) -> Sides:
         height, width, channels = pixels.shape

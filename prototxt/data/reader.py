@@ -17,7 +17,8 @@ import os
 import select
 import socket
 from collections import deque
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from typing import Protocol
 
 from prototxt.data.claims import CLAIM, unpack_claims
@@ -40,6 +41,9 @@ class Gone(Exception):
 class Source(Protocol):
     """Batches without end. advance() first, then write() into float views of the shapes it gave.
 
+    write() may leave the work to threads; then it returns what waits for them, and advance() may come before
+    that is called. close() ends the threads.
+
     seek(record) before advance(): let the batch begin with this record of the endless sequence, which lies
     behind all that were written.
     """
@@ -48,7 +52,8 @@ class Source(Protocol):
 
     def seek(self, record: int) -> None: ...
     def advance(self) -> list[Shape]: ...
-    def write(self, tops: list[memoryview[float]]) -> None: ...
+    def write(self, tops: list[memoryview[float]]) -> Callable[[], None] | None: ...
+    def close(self) -> None: ...
 
 
 def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores, note: Note) -> Source:
@@ -105,6 +110,12 @@ class Outbox:
             self._sort()
         return self._claims.popleft()
 
+    def knows_claim(self) -> bool:
+        """Whether wait_claim() would not sleep. Raises Gone."""
+        while not self._claims and self._poll.poll(0):
+            self._sort()
+        return bool(self._claims)
+
     def _sort(self) -> None:
         message, _ = self.receive()
         if message[:1] == CLAIM:
@@ -124,6 +135,33 @@ def fetch(config: ReaderConfig, source: Source, outbox: Outbox) -> list[Shape]:
     if config.claimed:
         source.seek(outbox.wait_claim() * config.batch_size)
     return source.advance()
+
+
+def pass_on(
+    config: ReaderConfig, source: Source, outbox: Outbox, announcement: bytes, tops: list[memoryview[float]]
+) -> list[Shape]:
+    """Write a batch, tell the net, and fetch the next: its shapes. Raises Gone.
+
+    While threads write, the next is fetched if it is known, so that they have its images to decode when they
+    come to the end of this one's. An error in it comes after this batch all the same.
+    """
+    finish = source.write(tops)
+    if finish is None or (config.claimed and not outbox.knows_claim()):
+        if finish is not None:
+            finish()
+        outbox.send(announcement)
+        return fetch(config, source, outbox)
+    try:
+        shapes = fetch(config, source, outbox)
+    except Gone:
+        raise
+    except Exception:
+        finish()
+        outbox.send(announcement)
+        raise
+    finish()
+    outbox.send(announcement)
+    return shapes
 
 
 def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
@@ -150,9 +188,7 @@ def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
             outbox.wait_free()
             slot = outbox.free.popleft()
             announcement, tops = ring.slot(slot, shapes)
-            source.write(tops)
-            outbox.send(announcement)
-            shapes = fetch(config, source, outbox)
+            shapes = pass_on(config, source, outbox, announcement, tops)
     finally:
         os.close(fds[0])
 
@@ -164,7 +200,8 @@ def answer(sock: socket.socket, parent_fd: int, stores: Stores) -> None:
         wanted, fds = outbox.receive(2)
         config = ReaderConfig.from_json(wanted)
         mean = os.pread(fds[1], os.fstat(fds[1]).st_size, 0) if len(fds) > 1 else None
-        serve(config, open_source(config, mean, stores, Note(fds[0])), outbox)
+        with closing(open_source(config, mean, stores, Note(fds[0]))) as source:
+            serve(config, source, outbox)
     except (BrokenPipeError, ConnectionResetError, Gone):
         pass  # perhaps while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prototxt.data.config import ReaderConfig, Shape, WindowConfig
-from prototxt.data.datum_source import AHEAD, refuse_batch
-from prototxt.data.decode import U8, Decoder, Undecodable, load_cv2
+from prototxt.data.datum_source import refuse_batch
+from prototxt.data.decode import AHEAD, U8, Decoder, Undecodable, load_cv2
 from prototxt.data.image_source import read_image
 from prototxt.data.note import Note
 from prototxt.errors import DataError
@@ -223,6 +223,9 @@ class WindowSource:
                     images[ahead] = self._begin(drawn[ahead][0].image)
             self._put(data[index], images.pop(index)(), window, mirror)
             tops[1][index] = window.label
+
+    def close(self) -> None:
+        self._decoder.close()
 
     def _draw(self) -> Iterator[tuple[Window, bool]]:
         """(window, whether it is mirrored) for a batch."""

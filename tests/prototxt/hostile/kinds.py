@@ -139,7 +139,9 @@ def batches(config: ReaderConfig, count: int = 6) -> None:
         shapes = source.advance()
         if batch_bytes(shapes) > 1 << 30:
             raise MemoryError(f"a batch of {batch_bytes(shapes)} bytes")
-        source.write([memoryview(np.zeros(int(np.prod(shape)), np.float32)) for shape in shapes])
+        finish = source.write([memoryview(np.zeros(int(np.prod(shape)), np.float32)) for shape in shapes])
+        if finish is not None:
+            finish()
 
 
 def database(path: Path) -> None:
