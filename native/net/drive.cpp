@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t kSliceNs = 200000000;
 constexpr int64_t kAskNs = 20000000;
-constexpr size_t kLowWater = 64 << 10;
+constexpr size_t kLowWater = 64 << 10;  // at least, or a quarter of what is expected
 constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
 
 // Bytes moved; 0 when it would block.
@@ -56,7 +56,7 @@ class LowWater {
 
   // Unix sockets know none, which is fine.
   void set(size_t expected) {
-    const int bytes = static_cast<int>(std::min(expected, kLowWater));
+    const int bytes = static_cast<int>(std::min(expected, std::max(kLowWater, expected / 4)));
     if (bytes != now_) setsockopt(fd_, SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
     now_ = bytes;
   }
