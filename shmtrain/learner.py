@@ -192,7 +192,7 @@ class Learner:
     def _portion(self) -> Portion:
         """By the layers that read batches from files; the whole where the workers share none out."""
         if not self.config.sharing.global_batch:
-            batch = self.batch_size()
+            batch = max(self.batch_size(), 1)  # an empty one is a step all the same
             return Portion(batch, batch)
         modules = (node.module for node in self.net.layers)
         found = {Portion(m.images[1], m.images[0]) for m in modules if isinstance(m, ReadAhead)}

@@ -146,21 +146,23 @@ def pass_on(
     come to the end of this one's. An error in it comes after this batch all the same.
     """
     finish = source.write(tops)
-    if finish is None or (config.claimed and not outbox.knows_claim()):
+
+    def send() -> None:
         if finish is not None:
             finish()
         outbox.send(announcement)
+
+    if finish is None or (config.claimed and not outbox.knows_claim()):
+        send()
         return fetch(config, source, outbox)
     try:
         shapes = fetch(config, source, outbox)
     except Gone:
         raise
     except Exception:
-        finish()
-        outbox.send(announcement)
+        send()
         raise
-    finish()
-    outbox.send(announcement)
+    send()
     return shapes
 
 

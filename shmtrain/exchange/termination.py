@@ -57,7 +57,10 @@ RULES: dict[str, Ended] = {"master": _master, "fastest": _fastest, "mean": _mean
 
 @dataclass(frozen=True)
 class Place:
-    """A worker's place: the rows of ``progress`` share the iterations start .. max_iter-1."""
+    """A worker's place: the rows of ``progress`` share the iterations start .. max_iter-1.
+
+    They are steps of counting.Portion where the workers share the net's batch out.
+    """
 
     progress: Progress
     rank: int

@@ -137,19 +137,25 @@ def test_the_threads_that_decode_go_with_their_net(make_lmdb: Any, tmp_path: Pat
         return fd
 
     share = Share(f"job of {tmp_path}", memory)
-    readers = [
+    first, second = (
         Reader(config(folder, 6, threads, world=2, rank=rank), place="p", share=share)
         for rank, threads in enumerate((1, 4))
-    ]
-    tasks = Path(f"/proc/{readers[0].pid}/task")
-    for reader in readers:
-        reader.take()
-    both = len(list(tasks.iterdir()))
-    assert both >= 2 + 4  # one a net, those that decode
-    readers[1].close()
+    )
+    tasks = Path(f"/proc/{first.pid}/task")
+
+    def count() -> int:
+        return len(list(tasks.iterdir()))
+
+    first.take()
     end = time.monotonic() + 10.0
-    while (left := len(list(tasks.iterdir()))) > both - 1 - 4 and time.monotonic() < end:
+    while (
+        count() < 3 + 4 and time.monotonic() < end
+    ):  # its own, one a net, those that decode: begun when needed
+        second.take()
+    assert count() == 3 + 4
+    second.close()
+    while (left := count()) > 2 and time.monotonic() < end:
         time.sleep(0.02)
-    readers[0].take()
-    readers[0].close()
-    assert left == both - 1 - 4
+    first.take()
+    first.close()
+    assert left == 2
