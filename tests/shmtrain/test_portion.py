@@ -74,7 +74,9 @@ def test_asynchronous_workers_take_as_many_images_as_one_worker(tmp_path: Path) 
 def test_a_center_that_adds_up_steps_takes_a_part_of_the_rate_for_a_part_of_the_batch(tmp_path: Path) -> None:
     folder = tmp_path / "job"
     files(folder)
-    job = train(folder, "--workers", "2", "--algorithm", "downpour", "--batch", "global", "--max-iter", "5")
+    solver = folder / "solver.prototxt"
+    solver.write_text(solver.read_text().replace("'step' gamma: 0.5 stepsize: 5", "'fixed'"))
+    job = train(folder, "--workers", "2", "--algorithm", "downpour", "--batch", "global", "--max-iter", "400")
     assert job.process.returncode == 0, job.text
     log = (folder / "m.log").read_text()
     assert "Learning rate for 2 workers: the solver's own rate, and 4/8 of it for a step of 4 images" in log
