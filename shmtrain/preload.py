@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import gc
 
-import shmtrain.worker  # noqa: F401  (loaded for its imports)
+# Loaded for their imports. The box loads a transport only when it is used: here each worker would do so anew.
+import shmtrain.worker
+import smb.embedded
+import smb.transport.shm  # noqa: F401
 
 gc.collect()
 gc.freeze()  # the collector would write to every object's header, and so copy the pages
