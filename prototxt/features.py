@@ -1,11 +1,11 @@
-"""Writers of blobs, row by row: LMDBs of float Datums, HDF5 files, .npz files. What fails leaves nothing."""
+"""Writers of blobs, row by row: databases of float Datums, HDF5 files, .npz files. What fails leaves nothing."""
 
 from __future__ import annotations
 
 import os
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 
 from prototxt import schema
 from prototxt.blob import Array
+from prototxt.data.leveldb_write import NewLevelDb
 from prototxt.data.write import fill_lmdb, replacing
 from prototxt.errors import DataError
 from prototxt.files import replacing_file
@@ -41,32 +42,30 @@ def open_writers(
     for out in outs:
         if os.path.exists(out) and not overwrite:
             raise DataError(f"{os.path.abspath(out)} exists; --overwrite replaces it")
-    if kind == "lmdb":
-        return [LmdbFeatures(stack.enter_context(replacing(Path(out).absolute()))) for out in outs]
+    if kind in ("lmdb", "leveldb"):
+        folders = [stack.enter_context(replacing(Path(out).absolute())) for out in outs]
+        if kind == "lmdb":
+            return [DatumFeatures(_Lmdb(folder)) for folder in folders]
+        return [DatumFeatures(stack.enter_context(closing(NewLevelDb(folder)))) for folder in folders]
     opened = [stack.enter_context((_hdf5 if kind == "hdf5" else _npz)(out)) for out in outs]
     files = opened if len(outs) > 1 else opened * len(blobs)
     return [writer_of(blob) for writer_of, blob in zip(files, blobs, strict=True)]
 
 
-class LmdbFeatures:
-    """A new LMDB in ``folder``: Datums with float_data, keys of ten digits that count the rows."""
+class _Database(Protocol):
+    def add(self, key: bytes, value: bytes) -> None: ...
+    def finish(self) -> int: ...
 
+
+class _Lmdb:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._count = 0
         self._held: list[tuple[bytes, bytes]] = []
 
-    def add(self, batch: Array) -> None:
-        if batch.ndim > AXES:
-            raise DataError(
-                f"a blob of shape {batch.shape} has more than {AXES} axes, which no Datum can hold: "
-                "write hdf5 or npz"
-            )
-        channels, height, width = (*batch.shape[1:], 1, 1, 1)[: AXES - 1]
-        for row in batch.reshape(batch.shape[0] if batch.ndim else 1, -1):
-            datum = schema.Datum(channels=channels, height=height, width=width, float_data=row.tolist())
-            self._held.append((b"%010d" % self._count, datum.SerializeToString()))
-            self._count += 1
+    def add(self, key: bytes, value: bytes) -> None:
+        self._held.append((key, value))
+        self._count += 1
         if len(self._held) >= RECORDS:
             self._put()
 
@@ -77,6 +76,29 @@ class LmdbFeatures:
     def finish(self) -> int:
         self._put()
         return self._count
+
+
+class DatumFeatures:
+    """Into a new database: Datums with float_data, keys of ten digits that count the rows."""
+
+    def __init__(self, database: _Database) -> None:
+        self._database = database
+        self._count = 0
+
+    def add(self, batch: Array) -> None:
+        if batch.ndim > AXES:
+            raise DataError(
+                f"a blob of shape {batch.shape} has more than {AXES} axes, which no Datum can hold: "
+                "write hdf5 or npz"
+            )
+        channels, height, width = (*batch.shape[1:], 1, 1, 1)[: AXES - 1]
+        for row in batch.reshape(batch.shape[0] if batch.ndim else 1, -1):
+            datum = schema.Datum(channels=channels, height=height, width=width, float_data=row.tolist())
+            self._database.add(b"%010d" % self._count, datum.SerializeToString())
+            self._count += 1
+
+    def finish(self) -> int:
+        return self._database.finish()
 
 
 @contextmanager

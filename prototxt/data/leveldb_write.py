@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 
 from prototxt._native import crc32c
@@ -104,29 +105,49 @@ class _Table:
         self._file.close()
 
 
+class NewLevelDb:
+    """A LevelDB in the making in ``folder``, which must be new; it is one once finish() is done."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir()
+        self._folder = folder
+        self._count, self._last, self._edits = 0, b"", b""
+        self._number = FIRST_TABLE
+        self._table: _Table | None = None
+
+    def add(self, key: bytes, value: bytes) -> None:
+        """One more record. Raises DataError when its key does not rise."""
+        if self._count and key <= self._last:
+            raise DataError(f"key {key!r} comes after {self._last!r}; keys must rise")
+        self._count, self._last = self._count + 1, key
+        self._table = self._table or _Table(self._folder / f"{self._number:06d}.ldb")
+        self._table.add(key + (self._count << 8 | VALUE).to_bytes(8, "little"), value)
+        if self._table.size >= TABLE_BYTES:
+            self._end_table(self._table)
+
+    def finish(self) -> int:
+        """Write what is left and name the tables; how many records there are."""
+        if self._table is not None:
+            self._end_table(self._table)
+        _write_manifest(self._folder, self._edits, self._number, self._count)
+        return self._count
+
+    def close(self) -> None:
+        """Let go of what is unfinished."""
+        if self._table is not None:
+            self._table.close()
+
+    def _end_table(self, table: _Table) -> None:
+        self._edits += _new_file(self._number, table)
+        self._table, self._number = None, self._number + 1
+
+
 def fill_leveldb(folder: Path, records: Iterable[tuple[bytes, bytes]]) -> int:
     """Write the records to a new LevelDB in ``folder``; how many. Raises DataError when keys do not rise."""
-    folder.mkdir()
-    count, last, edits = 0, b"", b""
-    number = FIRST_TABLE
-    table: _Table | None = None
-    try:
+    with closing(NewLevelDb(folder)) as new:
         for key, value in records:
-            if count and key <= last:
-                raise DataError(f"key {key!r} comes after {last!r}; keys must rise")
-            count, last = count + 1, key
-            table = table or _Table(folder / f"{number:06d}.ldb")
-            table.add(key + (count << 8 | VALUE).to_bytes(8, "little"), value)
-            if table.size >= TABLE_BYTES:
-                edits += _new_file(number, table)
-                table, number = None, number + 1
-        if table is not None:
-            edits += _new_file(number, table)
-    finally:
-        if table is not None:
-            table.close()
-    _write_manifest(folder, edits, number + 1, count)
-    return count
+            new.add(key, value)
+        return new.finish()
 
 
 def _new_file(number: int, table: _Table) -> bytes:

@@ -23,8 +23,9 @@ def main(argv: Sequence[str]) -> int:
     p = parser()
     args = p.parse_args(argv)
     args.kind = args.kind or ENDINGS.get(os.path.splitext(args.out[0])[1].lower(), "lmdb")
-    if len(args.out) != len(args.blobs) and (args.kind == "lmdb" or len(args.out) != 1):
-        one = "" if args.kind == "lmdb" else ", or one for all"
+    alone = args.kind in ("lmdb", "leveldb")
+    if len(args.out) != len(args.blobs) and (alone or len(args.out) != 1):
+        one = "" if alone else ", or one for all"
         p.error(f"{len(args.blobs)} blobs, but {len(args.out)} outputs: one for each is needed{one}")
     if len(set(args.out)) < len(args.out):
         p.error(f"one output is named twice: {', '.join(args.out)}")
@@ -35,9 +36,9 @@ def parser() -> argparse.ArgumentParser:
     """The command's options."""
     p = command_parser(
         "extract-features",
-        "Run a net over its data in the TEST phase and write blobs, row by row: to an LMDB of float Datums "
-        "with keys 0000000000, 0000000001, ... as the original's tool does, or to HDF5 or .npz files with "
-        "a data set a blob.",
+        "Run a net over its data in the TEST phase and write blobs, row by row: to an LMDB or LevelDB of "
+        "float Datums with keys 0000000000, 0000000001, ... as the original's tool does, or to HDF5 or .npz "
+        "files with a data set a blob.",
         "shmtrain extract-features lenet_iter_10000.caffemodel examples/mnist/lenet_train_test.prototxt"
         " ip1,label features.h5 10",
     )
@@ -49,8 +50,9 @@ def parser() -> argparse.ArgumentParser:
     )
     p.add_argument("batches", type=whole, metavar="N", help="batches to run")
     p.add_argument(
-        "kind", nargs="?", choices=("lmdb", "hdf5", "npz"), help="of OUT (by its ending .h5, .npz; else lmdb)"
-    )
+        "kind", nargs="?", choices=("lmdb", "leveldb", "hdf5", "npz"),
+        help="of OUT (by its ending .h5, .npz; else lmdb)",
+    )  # fmt: skip
     p.add_argument("--overwrite", action="store_true", help="replace outputs that exist")
     add_state(p)
     return p

@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import cv2
@@ -16,6 +18,7 @@ import pytest
 
 import prototxt
 from prototxt import schema
+from prototxt.data.leveldb_store import LevelDbStore
 from shmtrain.cli import main
 
 NET = """
@@ -183,12 +186,24 @@ def expected_features() -> tuple[np.ndarray, np.ndarray]:
     return np.concatenate([r[1] for r in rows]), np.concatenate([r[2] for r in rows])
 
 
-def test_features_go_to_lmdbs_with_the_originals_keys(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["extract-features", "net.caffemodel", "net.prototxt", "conv,ip", "a_lmdb,b_lmdb", "3"]
-    assert said(capsys, *words) == "a_lmdb: 12 rows of conv\nb_lmdb: 12 rows of ip\n"
-    for name, expected in zip(("a_lmdb", "b_lmdb"), expected_features(), strict=True):
-        with lmdb.open(name, readonly=True, lock=False) as env, env.begin() as txn:
-            records = list(txn.cursor())
+def lmdb_records(folder: str) -> list[tuple[bytes, bytes]]:
+    with lmdb.open(folder, readonly=True, lock=False) as env, env.begin() as txn:
+        return list(txn.cursor())
+
+
+def leveldb_records(folder: str) -> list[tuple[bytes, bytes]]:
+    with closing(LevelDbStore(folder)) as store:
+        return list(store.items())
+
+
+@pytest.mark.parametrize(("kind", "read"), [([], lmdb_records), (["leveldb"], leveldb_records)])
+def test_features_go_to_databases_with_the_originals_keys(
+    kind: list[str], read: Callable[[str], list[tuple[bytes, bytes]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["extract-features", "net.caffemodel", "net.prototxt", "conv,ip", "a_db,b_db", "3", *kind]
+    assert said(capsys, *words) == "a_db: 12 rows of conv\nb_db: 12 rows of ip\n"
+    for name, expected in zip(("a_db", "b_db"), expected_features(), strict=True):
+        records = read(name)
         assert [key for key, _ in records] == [b"%010d" % i for i in range(12)]
         datums = [schema.Datum.FromString(value) for _, value in records]
         shape = (*expected.shape[1:], 1, 1)[:3]
@@ -213,8 +228,8 @@ def test_features_go_to_one_file(out: str, capsys: pytest.CaptureFixture[str]) -
 def test_features_that_fail_leave_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("list.txt").write_text("rows.h5\nmissing.h5\n")
     before = set(folder.iterdir())
-    for out in ("x_lmdb", "x.h5", "x.npz"):
-        assert main(["extract-features", "net.caffemodel", "net.prototxt", "ip", out, "9"]) == 1
+    for name, *kind in (["x_db"], ["x_db", "leveldb"], ["x.h5"], ["x.npz"]):
+        assert main(["extract-features", "net.caffemodel", "net.prototxt", "ip", name, "9", *kind]) == 1
     assert "missing.h5" in capsys.readouterr().err
     assert set(folder.iterdir()) == before
 
