@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 # Loaded for their imports. The box loads a transport only when it is used: here each worker would do so anew.
-import shmtrain.worker
-import smb.embedded
+import shmtrain.worker  # noqa: F401
+import smb.embedded  # noqa: F401
 import smb.transport.shm  # noqa: F401
 
 gc.collect()
