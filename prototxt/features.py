@@ -1,4 +1,4 @@
-"""Writers of blobs, row by row: databases of float Datums, HDF5 files, .npz files. What fails leaves nothing."""
+"""Writers of blobs, row by row: databases of float Datums, HDF5, .npz. What fails leaves nothing."""
 
 from __future__ import annotations
 

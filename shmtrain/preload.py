@@ -6,7 +6,7 @@ import gc
 
 # Loaded for their imports. The box loads a transport only when it is used: here each worker would do so anew.
 import shmtrain.worker  # noqa: F401
-import smb.embedded  # noqa: F401
+import smb.embedded
 import smb.transport.shm  # noqa: F401
 
 gc.collect()
