@@ -121,6 +121,20 @@ class Transform:
         In any threads; gives the GIL away. Raises ValueError(index, text).
         """
 
+# Counts that two processes tell each other (words.hpp) ---------------------------------------------------
+
+class Words:
+    """The first ``count`` words of 64 bits behind a descriptor, each in a cache line of its own.
+
+    What was written to other shared memory before store() is seen by whoever loads that value. The
+    descriptor may be closed then. Raises ValueError when the file is too short, IndexError for a word beyond.
+    """
+
+    LINE: ClassVar[int]
+    def __init__(self, fd: int, count: int) -> None: ...
+    def load(self, index: int, /) -> int: ...
+    def store(self, index: int, value: int, /) -> None: ...
+
 # LevelDB's tables (leveldb.hpp) --------------------------------------------------------------------------
 
 def crc32c(data: bytes, crc: int = 0) -> int:

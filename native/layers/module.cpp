@@ -21,11 +21,13 @@ float* out(uintptr_t address) { return reinterpret_cast<float*>(address); }
 
 void bind_datum(py::module_& m);    // bind_datum.cpp
 void bind_leveldb(py::module_& m);  // bind_leveldb.cpp
+void bind_words(py::module_& m);    // bind_words.cpp
 
 PYBIND11_MODULE(_native, m) {
   m.doc() = "native layer kernels over contiguous float32 memory; long calls release the GIL";
   bind_datum(m);
   bind_leveldb(m);
+  bind_words(m);
   using Release = py::call_guard<py::gil_scoped_release>;
 
   py::class_<layers::Lrn>(m, "Lrn").def(

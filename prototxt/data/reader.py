@@ -5,9 +5,10 @@ sleeps while the ring is full, and ends when the socket closes or the parent die
 fork of the parent may keep the socket open).
 
 A net and its reader speak in datagrams: the net sends what is to be read (beside it the descriptors of the
-note and of the mean image); the reader answers with the shapes; the net hands over memory for the ring; then
-slots go to and fro, and with claims.py the numbers of the batches to read. reader_server.py speaks the
-same with several nets at once.
+note and of the mean image); the reader answers with the shapes; the net hands over memory for the ring and
+for the counts by which both know which slots are free (counts.py). From then on the reader says only where
+the batches of a slot lie and what went wrong, the net which batches to read where they are claimed
+(claims.py), and who sleeps is woken. reader_server.py speaks the same with several nets at once.
 """
 
 from __future__ import annotations
@@ -19,19 +20,23 @@ import socket
 from collections import deque
 from collections.abc import Callable
 from contextlib import closing, suppress
+from functools import partial
+from time import monotonic
 from typing import Protocol
 
 from prototxt.data.claims import CLAIM, unpack_claims
 from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.counts import Counts
 from prototxt.data.note import Note
-from prototxt.data.ring import ALLOT, FAILED, HELLO, Ring, allot, batch_bytes
+from prototxt.data.ring import ALLOT, FAILED, HELLO, MORE, Ring, allot, batch_bytes
 from prototxt.data.store import Stores
 from prototxt.errors import DataError
 
 MAX_MESSAGE = 1 << 16
 MAX_TEXT = 4000
 RING_BYTES = 1 << 30  # fewer slots than asked for when batches are huge
-SMALL_RING_BYTES, SMALL_RING_SLOTS = 16 << 20, 33  # more when they are small: fewer steps wake the reader
+SMALL_RING_BYTES, SMALL_RING_SLOTS = 16 << 20, 33  # more when they are small: the reader wakes up less often
+MANY_SLOTS = 8
 
 
 class Gone(Exception):
@@ -75,19 +80,15 @@ def open_source(config: ReaderConfig, mean_image: bytes | None, stores: Stores, 
     return Hdf5Source(config, note)
 
 
-class Outbox:
-    """The socket to the net, and the slots that are free. ``parent_fd`` is a pidfd of the net's process."""
+class Inbox:
+    """What the net says. ``parent_fd`` is a pidfd of the net's process."""
 
     def __init__(self, sock: socket.socket, parent_fd: int) -> None:
         self._sock = sock
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
         self._poll.register(parent_fd, select.POLLIN)
-        self.free: deque[int] = deque()
         self._claims: deque[int] = deque()
-
-    def send(self, message: bytes) -> None:
-        self._sock.send(message)
 
     def receive(self, descriptors: int = 0) -> tuple[bytes, list[int]]:
         """The net's next message, and the descriptors beside it. Raises Gone."""
@@ -99,29 +100,77 @@ class Outbox:
             raise Gone
         return message, fds
 
-    def wait_free(self) -> None:
-        """Sleep until a slot is free. Raises Gone."""
-        while not self.free:
-            self._sort()
-
     def wait_claim(self) -> int:
         """Sleep until it is known which batch is the net's next. Raises Gone."""
         while not self._claims:
-            self._sort()
+            self.sleep(None)
         return self._claims.popleft()
 
     def knows_claim(self) -> bool:
         """Whether wait_claim() would not sleep. Raises Gone."""
         while not self._claims and self._poll.poll(0):
-            self._sort()
+            self.sleep(None)
         return bool(self._claims)
 
-    def _sort(self) -> None:
+    def sleep(self, seconds: float | None) -> None:
+        """Until the net sends a message, or so long. Raises Gone."""
+        if seconds is not None and not self._poll.poll(seconds * 1000):
+            return
         message, _ = self.receive()
         if message[:1] == CLAIM:
             self._claims.extend(unpack_claims(message))
-        else:
-            self.free.extend(message)
+
+
+class Outbox:
+    """Where batches go: the slots of the ring in turn. When none is free it sleeps until about half are.
+
+    Waking this process costs the net some 30 us of its step. So where there are many slots it wakes up by
+    itself when half should be free, at the pace that the net has had since the last time; it sleeps on when
+    less than a quarter is free, and the net wakes it at three quarters. Where there are few, batches are
+    large and steps long: the net wakes it at half.
+    """
+
+    def __init__(self, sock: socket.socket, inbox: Inbox, counts: Counts, slots: int) -> None:
+        self._sock, self._inbox, self._counts, self._slots = sock, inbox, counts, slots
+        self._written = 0
+        self._layouts = [b""] * slots  # as the net knows them
+        self._half = half = max(1, slots // 2)
+        self._many = slots >= MANY_SLOTS
+        self._least, self._most = (half // 2, half * 3 // 2) if self._many else (half, half)
+        self._slept = (monotonic(), 0)  # when it last fell asleep, and the net's count then
+
+    def wait_free(self) -> int:
+        """The slot for the next batch. Raises Gone."""
+        if self._counts.theirs() <= self._written - self._slots:
+            self._sleep()
+        return self._written % self._slots
+
+    def _sleep(self) -> None:
+        full = self._written - self._slots
+        asleep = monotonic(), self._counts.wish(full + self._most)
+        while self._counts.theirs() < full + self._least:
+            self._inbox.sleep(self._seconds(full + self._half))
+        self._counts.wish(0)
+        self._slept = asleep
+
+    def _seconds(self, until: int) -> float | None:
+        """Until the net has given back so many batches, at its pace; None: it will send a message."""
+        since, before = self._slept
+        given = self._counts.theirs()
+        if not self._many or given <= before:
+            return None
+        return (monotonic() - since) / (given - before) * (until - given)
+
+    def publish(self, layout: bytes) -> None:
+        """The batch in the slot that wait_free() gave is written, and lies as this message says."""
+        slot = self._written % self._slots
+        if self._layouts[slot] != layout:
+            self._sock.send(layout)
+            self._layouts[slot] = layout
+            self._counts.layouts += 1
+        self._written += 1
+        if self._counts.move(self._written):
+            self._sock.send(MORE)
 
 
 def slots_for(batch: int, wanted: int) -> int:
@@ -130,17 +179,21 @@ def slots_for(batch: int, wanted: int) -> int:
     return max(2, small, min(wanted, RING_BYTES // batch))
 
 
-def fetch(config: ReaderConfig, source: Source, outbox: Outbox) -> list[Shape]:
+def fetch(config: ReaderConfig, source: Source, inbox: Inbox) -> list[Shape]:
     """The next batch of this worker, whichever that is; its shapes. Raises Gone."""
     if config.claimed:
-        source.seek(outbox.wait_claim() * config.batch_size)
+        source.seek(inbox.wait_claim() * config.batch_size)
     return source.advance()
 
 
 def pass_on(
-    config: ReaderConfig, source: Source, outbox: Outbox, announcement: bytes, tops: list[memoryview[float]]
+    config: ReaderConfig,
+    source: Source,
+    inbox: Inbox,
+    tops: list[memoryview[float]],
+    publish: Callable[[], None],
 ) -> list[Shape]:
-    """Write a batch, tell the net, and fetch the next: its shapes. Raises Gone.
+    """Write a batch, publish it, and fetch the next: its shapes. Raises Gone.
 
     While threads write, the next is fetched if it is known, so that they have its images to decode when they
     come to the end of this one's. An error in it comes after this batch all the same.
@@ -150,13 +203,13 @@ def pass_on(
     def send() -> None:
         if finish is not None:
             finish()
-        outbox.send(announcement)
+        publish()
 
-    if finish is None or (config.claimed and not outbox.knows_claim()):
+    if finish is None or (config.claimed and not inbox.knows_claim()):
         send()
-        return fetch(config, source, outbox)
+        return fetch(config, source, inbox)
     try:
-        shapes = fetch(config, source, outbox)
+        shapes = fetch(config, source, inbox)
     except Gone:
         raise
     except Exception:
@@ -166,7 +219,7 @@ def pass_on(
     return shapes
 
 
-def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
+def serve(config: ReaderConfig, source: Source, sock: socket.socket, inbox: Inbox) -> None:
     """Batches into free slots until the net is gone, which raises Gone."""
     shapes = source.advance()
     slots = slots_for(batch_bytes(shapes), config.slots)
@@ -177,33 +230,32 @@ def serve(config: ReaderConfig, source: Source, outbox: Outbox) -> None:
         "notes": source.notes,
         "pid": os.getpid(),
     }
-    outbox.send(HELLO + json.dumps(hello).encode())
-    message, fds = outbox.receive(1)
-    if message != ALLOT or len(fds) != 1:
+    sock.send(HELLO + json.dumps(hello).encode())
+    message, fds = inbox.receive(2)
+    if message != ALLOT or len(fds) != 2:
         raise DataError("the net handed over no memory")
-    ring = Ring(fds[0], slots)
-    outbox.free.extend(range(slots))
     try:
+        ring = Ring(fds[0], slots)
+        outbox = Outbox(sock, inbox, Counts(fds[1], "reader"), slots)
         if config.claimed:  # what was fetched for its shapes is nobody's
-            shapes = fetch(config, source, outbox)
+            shapes = fetch(config, source, inbox)
         while True:
-            outbox.wait_free()
-            slot = outbox.free.popleft()
-            announcement, tops = ring.slot(slot, shapes)
-            shapes = pass_on(config, source, outbox, announcement, tops)
+            layout, tops = ring.slot(outbox.wait_free(), shapes)
+            shapes = pass_on(config, source, inbox, tops, partial(outbox.publish, layout))
     finally:
-        os.close(fds[0])
+        for fd in fds:
+            os.close(fd)
 
 
 def answer(sock: socket.socket, parent_fd: int, stores: Stores) -> None:
     """Do what the net at the other end of ``sock`` asks for; returns when it is gone or has got an error."""
     try:
-        outbox = Outbox(sock, parent_fd)
-        wanted, fds = outbox.receive(2)
+        inbox = Inbox(sock, parent_fd)
+        wanted, fds = inbox.receive(2)
         config = ReaderConfig.from_json(wanted)
         mean = os.pread(fds[1], os.fstat(fds[1]).st_size, 0) if len(fds) > 1 else None
         with closing(open_source(config, mean, stores, Note(fds[0]))) as source:
-            serve(config, source, outbox)
+            serve(config, source, sock, inbox)
     except (BrokenPipeError, ConnectionResetError, Gone):
         pass  # perhaps while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it
@@ -213,7 +265,7 @@ def answer(sock: socket.socket, parent_fd: int, stores: Stores) -> None:
 
 
 def give_way() -> None:
-    """Let a wake-up of this process interrupt nobody: the net that gives a slot back goes on with its step.
+    """Let a wake-up of this process interrupt nobody: the net goes on with its step.
 
     The reader gets its share of a core all the same, a moment later; batches lie ready meanwhile.
     """

@@ -1,7 +1,7 @@
 """The slots batches are written to: one memfd that reader and net both map, so nothing is copied between.
 
-A slot holds one batch, each top at a multiple of 64 bytes. The reader tells the net of a full slot by a
-message that says where the tops lie and their shapes; the net answers with the slot's number when it is done.
+A slot holds one batch, each top at a multiple of 64 bytes. The slots are used in turn (counts.py). The reader
+says by a message where the tops of a slot lie and their shapes, whenever that is not as it was.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ MAX_COUNT = MOST_VALUES
 _HEAD = struct.Struct("<cBB")  # kind, slot, number of tops
 _TOP = struct.Struct("<QB")  # offset in the memory, number of axes
 
-# The first byte of a message from the reader; what the net says when it hands over the ring's memory.
-HELLO, BATCH, FAILED = b"H", b"B", b"E"
-ALLOT = b"M"
+# The first byte of a message from the reader; the net's when it hands over memory, and to wake the reader.
+HELLO, BATCH, MORE, FAILED = b"H", b"B", b"R", b"E"
+ALLOT, WAKE = b"M", b"W"
 
 Place = tuple[int, Shape]  # where a top begins, in bytes; its shape
 
@@ -75,7 +75,7 @@ class Ring:
         self._known: dict[tuple[int, tuple[Shape, ...]], tuple[bytes, list[memoryview[float]]]] = {}
 
     def slot(self, slot: int, shapes: list[Shape]) -> tuple[bytes, list[memoryview[float]]]:
-        """The message that announces this batch, and a float view of each of its tops to fill.
+        """The message that says where this batch lies, and a float view of each of its tops to fill.
 
         Raises DataError or OSError when there is no memory for it.
         """

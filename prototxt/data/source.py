@@ -20,9 +20,10 @@ from torch import Tensor
 
 from prototxt.data.claims import Claiming, Claims, pack_claims
 from prototxt.data.config import ReaderConfig, Shape
+from prototxt.data.counts import COUNTS_BYTES, Counts
 from prototxt.data.note import read_note
 from prototxt.data.process import ReaderProcess, join_shared, memory, start_own, stop
-from prototxt.data.ring import ALLOT, BATCH, FAILED, HELLO, unpack_batch
+from prototxt.data.ring import ALLOT, BATCH, FAILED, HELLO, MORE, WAKE, unpack_batch
 from prototxt.data.share import Share
 from prototxt.errors import DataError
 
@@ -62,8 +63,8 @@ class Reader:
         self._owner = os.getpid()
         self._failure = ""
         self._views: dict[bytes, tuple[int, tuple[Tensor, ...]]] = {}
-        self._held = -1  # the slot in the caller's hands
-        self._done = bytearray()  # slots to give back, half a ring at once: that wakes the reader less often
+        self._taken = self._ready = 0  # batches from the ring; how many are known to have been written
+        self._layouts = 0  # messages that said where a batch lies
         self._claiming = Claiming(claims) if claims else None
         self.batches = config.start
         self.waited = 0.0
@@ -82,10 +83,10 @@ class Reader:
         hello = json.loads(self._wait(HELLO)[1:])
         self.pid = hello["pid"]
         self.shapes: list[Shape] = [tuple(shape) for shape in hello["shapes"]]
-        self._give_back = max(1, hello["slots"] // 2)
+        self._slots: list[tuple[Tensor, ...]] = [()] * hello["slots"]
         for note in hello["notes"]:
             log.warning("%s: %s", place, note)
-        self._ring = self._allot(config, hello["bytes"], share)
+        self._ring, self._counts = self._allot(config, hello["bytes"], share)
 
     def _start(self, config: ReaderConfig, share: Share | None) -> ReaderProcess:
         if share is None:
@@ -106,36 +107,34 @@ class Reader:
             for fd in mean:
                 os.close(fd)
 
-    def _allot(self, config: ReaderConfig, size: int, share: Share | None) -> int:
-        """The ring's memory: the program's where the reader is shared, else our own, which grows."""
+    def _allot(self, config: ReaderConfig, size: int, share: Share | None) -> tuple[int, Counts]:
+        """The ring's memory: the program's where the reader is shared, else our own, which grows; counts."""
         if share is None:
             ring = memory("prototxt-ring")
         else:
             ring = os.dup(share.memory(f"{config.kind}/{self._source}/{config.rank}", size))
         self._fds.append(ring)
-        with suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._sock, [ALLOT], [ring])
-        return ring
+        counts = memory("prototxt-counts", bytes(COUNTS_BYTES))
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                socket.send_fds(self._sock, [ALLOT], [ring, counts])
+            return ring, Counts(counts, "net")
+        finally:
+            os.close(counts)
 
     def take(self) -> tuple[Tensor, ...]:
         """The next batch, one float32 tensor a top; the one before is given back."""
         start = perf_counter()
         if self._failure or os.getpid() != self._owner:
             raise self._unusable()
-        if self._held >= 0:
-            self._done.append(self._held)
-            self._held = -1
-            if len(self._done) >= self._give_back:
-                self._send_back()
-        if self._claiming is not None:
-            self._tell(self._claiming.take())
-        try:
-            message = self._sock.recv(_MAX_MESSAGE)
-        except (BlockingIOError, ConnectionResetError):  # it waits, or lies behind that error
-            message = b""
-        if message[:1] != BATCH:
-            message = self._wait(BATCH, message)
-        self._held, tensors = self._views.get(message) or self._map(message)
+        if self._taken and self._counts.move(self._taken):
+            self._send(WAKE)
+        if self._claiming is not None and (numbers := self._claiming.take()):
+            self._send(pack_claims(numbers))
+        if self._taken >= self._ready:
+            self._look()
+        tensors = self._slots[self._taken % len(self._slots)]
+        self._taken += 1
         self.batches += 1
         self.waited += perf_counter() - start
         return tensors
@@ -153,15 +152,20 @@ class Reader:
     ) -> None:
         self.close()
 
-    def _tell(self, numbers: tuple[int, ...]) -> None:
-        if numbers:
-            with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv
-                self._sock.send(pack_claims(numbers))
-
-    def _send_back(self) -> None:
+    def _send(self, message: bytes) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv
-            self._sock.send(self._done)
-        self._done.clear()
+            self._sock.send(message)
+
+    def _look(self) -> None:
+        """See what the reader has written; wait until there is a batch, and know where all of them lie."""
+        self._ready = self._counts.theirs()
+        if self._taken >= self._ready:
+            self._ready = self._counts.wish(self._taken + 1)
+        while self._taken >= self._ready:
+            self._wait(MORE)
+            self._ready = self._counts.theirs()
+        while self._layouts < self._counts.layouts:
+            self._hear()
 
     def _map(self, message: bytes) -> tuple[int, tuple[Tensor, ...]]:
         """Tensors over the ring for a message that was not seen before."""
@@ -176,17 +180,24 @@ class Reader:
         self._views[message] = slot, tensors
         return slot, tensors
 
-    def _wait(self, kind: bytes, message: bytes = b"") -> bytes:
-        """The next message, which must be of this kind; else close and raise what happened."""
-        if self._done:
-            self._send_back()
-        if not message:
-            message = self._receive()
-        if message[:1] == kind:
-            return message
-        if message[:1] == FAILED:
+    def _wait(self, kind: bytes) -> bytes:
+        """The next message of this kind; close and raise what happened, when none comes."""
+        while (message := self._hear())[:1] != kind:
+            pass
+        return message
+
+    def _hear(self) -> bytes:
+        """The next message, where it is one that says where a batch lies it is noted; else as _wait()."""
+        message = self._receive()
+        if message[:1] == BATCH:
+            slot, tensors = self._views.get(message) or self._map(message)
+            self._slots[slot] = tensors
+            self._layouts += 1
+        elif message[:1] == FAILED:
             self._fail(message[1:].decode(errors="replace"))
-        self._fail(self._death())
+        elif not message:
+            self._fail(self._death())
+        return message
 
     def _receive(self) -> bytes:
         """The next message; b"" when the reader is dead (seen by its pidfd: a fork may hold its socket).
