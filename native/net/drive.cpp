@@ -1,5 +1,7 @@
 #include "drive.hpp"
 
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -66,20 +68,50 @@ class LowWater {
   int now_ = 1;
 };
 
+// While pieces are sent, packets leave when they are full, so that a piece's end and the next one's begin share one.
+class Cork {
+ public:
+  Cork(int fd, bool wanted) : fd_(fd), on_(wanted && set(TCP_CORK, 1)) {}
+  ~Cork() {
+    if (on_) set(TCP_CORK, 0);
+  }
+  Cork(const Cork&) = delete;
+  Cork& operator=(const Cork&) = delete;
+
+  // Before the daemon's answer is waited for: what was sent since leaves, full or not.
+  void push() {
+    if (on_ && sent_) set(TCP_NODELAY, 1);
+    sent_ = false;
+  }
+  void sent(size_t bytes) { sent_ = sent_ || bytes != 0; }
+
+ private:
+  bool set(int option, int value) const {  // Unix sockets know neither
+    return setsockopt(fd_, IPPROTO_TCP, option, &value, sizeof value) == 0;
+  }
+
+  const int fd_;
+  const bool on_;
+  bool sent_ = false;
+};
+
 }  // namespace
 
 void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted) {
   int64_t deadline = monotonic_ns() + timeout_ns, asked = deadline - timeout_ns;
   bool given_up = false;
   LowWater water(fd);
+  Cork cork(fd, transfer.sends_pieces());
   while (!transfer.finished()) {
     bool waiting = false;
     const size_t out = send(transfer, fd, &waiting);
+    cork.sent(out);
     const size_t in = transfer.expecting() ? receive(transfer, fd) : 0;
     if (in + out) {
       if (!given_up) deadline = 0;  // counted from the next time that nothing moves
       continue;
     }
+    cork.push();
     const int64_t now = monotonic_ns();
     if (deadline == 0) deadline = now + timeout_ns;
     if (now >= deadline) throw LineError{LineError::late, 0, "nothing moved"};

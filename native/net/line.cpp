@@ -1,6 +1,8 @@
 #include "line.hpp"
 
 #include <fcntl.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -84,6 +86,7 @@ size_t Line::receive_some(char* data, size_t size, int64_t deadline) {
 }
 
 bool Line::receive_first(void* data, size_t size) {
+  if (held_ && queued() == 0) release();
   const size_t got = receive_some(static_cast<char*>(data), size, 0);
   if (got == 0) return false;
   if (got < size) throw LineError{LineError::ended, 0, "the stream ended in a frame's header"};
@@ -116,6 +119,19 @@ bool Line::receive_queued(void* data, size_t size) const {
     if (more > 0) got += static_cast<size_t>(more);
   }
   return true;
+}
+
+// Unix sockets know no packets, which is fine.
+void Line::hold() {
+  const int on = 1;
+  if (!held_) setsockopt(fd_, IPPROTO_TCP, TCP_CORK, &on, sizeof on);
+  held_ = true;
+}
+
+void Line::release() {
+  const int off = 0;
+  if (held_) setsockopt(fd_, IPPROTO_TCP, TCP_CORK, &off, sizeof off);
+  held_ = false;
 }
 
 void Line::await_room() const {

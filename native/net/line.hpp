@@ -25,6 +25,9 @@ class Line {
   // idle_seconds: how long the first byte of a frame is waited for. fd may block or not; a blocking one gets its
   // timeouts set. The descriptor stays the caller's.
   Line(int fd, double idle_seconds);
+  ~Line() { release(); }
+  Line(const Line&) = delete;
+  Line& operator=(const Line&) = delete;
 
   // The first bytes of a frame: false when the peer ended the stream before any. Throws LineError.
   bool receive_first(void* data, size_t size);
@@ -39,6 +42,10 @@ class Line {
   bool receive_queued(void* data, size_t size) const;
   // All of it; parts is changed. Throws LineError.
   void send(iovec* parts, size_t count);
+  // From now on packets leave when they are full, so that a frame's end and the next one's begin share one. What is left
+  // leaves at release(), or when a frame is waited for that has not begun, or after 200 ms, which the kernel sees to.
+  void hold();
+  void release();
   // Until the socket has much room again: a third of its buffer. Throws LineError.
   void await_room() const;
   // What the socket has room for now, without waiting; parts then holds the rest, and how many there are is
@@ -56,6 +63,7 @@ class Line {
   const int64_t idle_ns_;
   int64_t deadline_ = 0;  // of the frame that is being received
   bool blocking_;
+  bool held_ = false;
 };
 
 }  // namespace smb::net

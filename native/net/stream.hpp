@@ -70,7 +70,7 @@ class Stream {
   };
 
   bool is_data(const Header& header) const;
-  void take_turn(const Line* line);
+  void take_turn(Line* line);
   void count_in(const Request& request);
   Checked check(const Request& request) const;
   Refusal check_update(const Request& request, const Entry& entry) const;

@@ -77,6 +77,7 @@ class Transfer {
   iovec incoming();
   void received(size_t bytes);
   bool expecting() const { return begun_ > 0; }
+  bool sends_pieces() const { return pieces_ > 1 && carries_elements(order_.operation); }
 
   uint64_t version() const { return version_; }
   const Refusal& refusal() const { return refusal_; }
