@@ -21,6 +21,7 @@ from shmtrain.environment import Launched, Placed, where
 from shmtrain.exchange import open_exchange
 from shmtrain.exchange.base import Lockstep
 from shmtrain.handover import Console, worker_threads
+from shmtrain.heap import keep_heap
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline, open_parent
 from shmtrain.log import Log
@@ -100,6 +101,7 @@ def _train(config: TrainConfig, console: Console, place: Launched, ranks: Ranks,
     from shmtrain.exchange.mpi_ranks import RankMeeting
 
     sharing = config.sharing
+    keep_heap()
     torch.set_num_threads(worker_threads(config, place))
     if role.rank:
         begin_files(config, [role.rank])

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from shmtrain.commands.common import add_state, command_parser, reported
+from shmtrain.heap import keep_heap
 from shmtrain.log import number
 from shmtrain.options import PRECISIONS
 from smb.arguments import whole
@@ -58,6 +59,7 @@ def _run(args: argparse.Namespace) -> None:
 
     from prototxt.net import Net
 
+    keep_heap()
     if args.threads is not None:
         torch.set_num_threads(args.threads)
     with Net(

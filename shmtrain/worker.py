@@ -29,6 +29,7 @@ from shmtrain.exchange.termination import Place, RankCounting, SharedCounting, o
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, Member, State, rows_lock
 from shmtrain.handover import WAITED_OUT, Console, Handover, counter_key, worker_threads
+from shmtrain.heap import keep_heap
 from shmtrain.launch_marks import Witness, all_marks, machines, marks
 from shmtrain.learner import Learner
 from shmtrain.lifeline import Lifeline
@@ -50,6 +51,7 @@ FAILURES = (smb.SmbError, PrototxtError, ConfigError, SnapshotError, Diverged, O
 
 def run_alone(config: TrainConfig, console: Console) -> int:
     """Train in this process, without a box; the exit code."""
+    keep_heap()
     if config.run.threads:
         torch.set_num_threads(config.run.threads)
     with Reports.open(config, 0, console.progress) as reports:
@@ -126,6 +128,7 @@ def main(handover: Handover) -> NoReturn:
 def take_part(handover: Handover) -> int:
     """Be one worker of the job to its end; the exit code."""
     config, bar = handover.config, handover.console.progress
+    keep_heap()
     torch.set_num_threads(worker_threads(config, handover.place))
     # told: where each worker says what concerns the whole job
     with Reports.open(config, handover.rank, bar) as reports, Log([sys.stderr], config.run.log) as told:
