@@ -84,6 +84,8 @@ class Reader:
         self.pid = hello["pid"]
         self.shapes: list[Shape] = [tuple(shape) for shape in hello["shapes"]]
         self._slots: list[tuple[Tensor, ...]] = [()] * hello["slots"]
+        self._at_once = max(1, hello["slots"] // 8)
+        self._due = 1  # the count at which batches are given back: several at once, for that takes some 8 us
         for note in hello["notes"]:
             log.warning("%s: %s", place, note)
         self._ring, self._counts = self._allot(config, hello["bytes"], share)
@@ -127,8 +129,8 @@ class Reader:
         start = perf_counter()
         if self._failure or os.getpid() != self._owner:
             raise self._unusable()
-        if self._taken and self._counts.move(self._taken):
-            self._send(WAKE)
+        if self._taken >= self._due:
+            self._give_back()
         if self._claiming is not None and (numbers := self._claiming.take()):
             self._send(pack_claims(numbers))
         if self._taken >= self._ready:
@@ -156,10 +158,17 @@ class Reader:
         with suppress(BrokenPipeError, ConnectionResetError):  # a dead reader is noticed at the next recv
             self._sock.send(message)
 
+    def _give_back(self) -> None:
+        """All that were taken, and wake the reader if it waits for them."""
+        if self._counts.move(self._taken):
+            self._send(WAKE)
+        self._due = self._taken + self._at_once
+
     def _look(self) -> None:
         """See what the reader has written; wait until there is a batch, and know where all of them lie."""
         self._ready = self._counts.theirs()
         if self._taken >= self._ready:
+            self._give_back()  # the reader may sleep
             self._ready = self._counts.wish(self._taken + 1)
         while self._taken >= self._ready:
             self._wait(MORE)
