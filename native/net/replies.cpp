@@ -66,16 +66,22 @@ void Transfer::take_reply() {
   --begun_;
   if (flight.sequence) stream_.acknowledged = flight.sequence;
   if (stage_ == Stage::failure) {
-    if (header_.number == 0) throw Nonsense{failure_.substr(4)};
-    if (!refusal_) refusal_ = {header_.status, failure_.substr(4)};
-    // What both ends believe may be the reason, where values overflowed: the next exchange begins anew.
-    if (flight.encoded) stream_.begin_anew(order_.segment);
-    stopping_ = true;
+    take_failure(flight);
   } else {
     version_ = reply_version_;
     apply_reply(flight);
   }
   expect(Stage::header, &header_, sizeof header_);
+}
+
+void Transfer::take_failure(const Flight& flight) {
+  if (header_.number == 0) throw Nonsense{failure_.substr(4)};
+  const bool ours = header_.status == kNonFinite && !flight.encoded && flight.count;
+  const bool first = !refusal_ && !bad;
+  if (first && !(ours && !is_finite(flight))) refusal_ = {header_.status, failure_.substr(4)};
+  // What both ends believe may be the reason, where values overflowed: the next exchange begins anew.
+  if (flight.encoded) stream_.begin_anew(order_.segment);
+  stopping_ = true;
 }
 
 void Transfer::apply_reply(Flight& flight) {

@@ -22,7 +22,7 @@ void ClientStream::forget(uint64_t segment) {
   stats.erase(segment);
 }
 
-Transfer::Transfer(ClientStream& stream, const Order& order) : stream_(stream), order_(order) {
+Transfer::Transfer(ClientStream& stream, const Order& order) : stream_(stream), order_(order), window_(stream.window) {
   expect(Stage::header, &header_, sizeof header_);
   if (order.operation == kRead || carries_elements(order.operation)) {
     const size_t per_chunk = kChunkBytes / order.item;
@@ -72,7 +72,7 @@ void Transfer::give_up() { stopping_ = true; }
 
 bool Transfer::may_begin() const {
   if (begun_ < flights_.size()) return true;  // to be sent again
-  if (flights_.size() >= stream_.window) return false;
+  if (flights_.size() >= window_) return false;
   return stopping_ ? open_ : next_ < pieces_;
 }
 
@@ -102,21 +102,27 @@ bool Transfer::begin() {
   return true;
 }
 
-// Looks at the values, and quantises them where the wire asks for it. False: they hold a NaN, refusal says where.
+// Whether the piece's values, as they would be added, hold no NaN or Inf; else bad says where the first one is.
+bool Transfer::is_finite(const Flight& flight) {
+  const float scale = order_.operation == kAccumulate ? static_cast<float>(order_.scalar) : 1.0f;
+  const size_t wrong = first_nonfinite_f32(floats_at(flight), scale, flight.count);
+  if (wrong == flight.count) return true;
+  const size_t per_chunk = kChunkBytes / order_.item;
+  bad = {flight.at + wrong, (order_.offset + flight.at) / per_chunk};
+  return false;
+}
+
+// Quantises the values where the wire asks for it. False: they hold a NaN. In float32 the daemon looks for those, while
+// it has the piece in its cache, and moves nothing from it on.
 bool Transfer::encode_piece(Flight& flight) {
   if (order_.operation != kAccumulate && order_.operation != kExchange) return true;
   const bool adds = order_.operation == kAccumulate;
-  const float* values = floats_at(flight);
-  const size_t wrong = first_nonfinite_f32(values, adds ? static_cast<float>(order_.scalar) : 1.0f, flight.count);
-  if (wrong < flight.count) {
-    const size_t per_chunk = kChunkBytes / order_.item;
-    bad = {flight.at + wrong, (order_.offset + flight.at) / per_chunk};
-    return false;
-  }
   if (flight.wire == kWireFloat32) {
     if (!adds) flight.wire = kMoved;
     return true;
   }
+  if (!is_finite(flight)) return false;
+  const float* values = floats_at(flight);
   const std::shared_ptr<Buffer> values_to_send = Buffer::take(flight.count * sizeof(float));
   float* v = values_to_send->floats();
   if (adds) {

@@ -1,6 +1,7 @@
 // The client's end of a stream: one operation of the user as pieces under way, without any I/O of its own.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <deque>
 #include <map>
@@ -66,6 +67,8 @@ class Transfer {
 
   // A new connection: what has no reply is sent again.
   void restart();
+  // At most so many pieces under way from now on, and no more than the stream's window.
+  void keep_under_way(size_t most) { window_ = std::min(stream_.window, most); }
   // No more pieces after those begun; the daemon is told. The replies under way are still to be taken.
   void give_up();
   bool finished() const;
@@ -77,11 +80,12 @@ class Transfer {
   iovec incoming();
   void received(size_t bytes);
   bool expecting() const { return begun_ > 0; }
+  bool answered_in_kind() const { return pieces_ > 1 && order_.operation == kExchange; }
   bool sends_pieces() const { return pieces_ > 1 && carries_elements(order_.operation); }
 
   uint64_t version() const { return version_; }
   const Refusal& refusal() const { return refusal_; }
-  // Where the client itself found a NaN: the index in the user's array, and the chunk (of the larger segment).
+  // Where the values hold a NaN: the index in the user's array, and the chunk (of the larger segment).
   std::optional<std::pair<size_t, size_t>> bad;
 
  private:
@@ -98,6 +102,7 @@ class Transfer {
   bool may_begin() const;
   bool begin();
   bool encode_piece(Flight& flight);
+  bool is_finite(const Flight& flight);
   void write_head(Flight& flight);
   char* elements_of(const Flight& flight) const;
   float* floats_at(const Flight& flight) const { return reinterpret_cast<float*>(order_.data) + flight.at; }
@@ -105,6 +110,7 @@ class Transfer {
 
   void take_header();
   void take_reply();
+  void take_failure(const Flight& flight);
   void expect(Stage stage, void* room, size_t bytes);
   void apply_reply(Flight& flight);
   void apply_exchange(const Flight& flight);
@@ -113,6 +119,7 @@ class Transfer {
 
   ClientStream& stream_;
   const Order order_;
+  size_t window_;      // pieces under way at most
   size_t first_ = 0;   // the first piece's chunk, here
   size_t span_ = 1;    // chunks a piece
   size_t pieces_ = 0;  // of the whole operation

@@ -70,6 +70,13 @@ def test_a_nan_in_a_middle_piece_stops_there_and_the_stream_goes_on(mapping: Map
         np.testing.assert_array_equal(read_all(mapping)[:CHUNK], before[:CHUNK] + d)
         np.testing.assert_array_equal(local[:CHUNK], mine[:CHUNK] - d)
         assert stream.write(NUMBER, before, **SIZE).run(sock, TIMEOUT) == 1
+        with pytest.raises(
+            NonFinite, match=f"accumulate: element {CHUNK + 3} of the values is NaN or Inf"
+        ) as caught:
+            stream.accumulate(NUMBER, mine, 0.5, **SIZE).run(sock, TIMEOUT)
+        assert (caught.value.chunk, caught.value.element) == (1, CHUNK + 3)  # type: ignore[attr-defined]
+        np.testing.assert_array_equal(read_all(mapping)[CHUNK:], before[CHUNK:])
+        assert mapping.version == 1
 
 
 def test_the_daemon_refuses_a_nan_and_the_pieces_of_its_operation_that_were_under_way(
@@ -373,7 +380,7 @@ def test_shadows_stay_within_their_limit(mapping: Mapping) -> None:
 
 def test_all_streams_together_stay_within_the_processs_limit(mapping: Mapping) -> None:
     daemon, stream, before = Daemon(mapping), client(), read_all(mapping)
-    _native.limit_stream_memory(_native.stream_memory() + 100)
+    _native.limit_stream_memory(100)  # whatever streams that end just now still hold
     try:
         with daemon.served() as sock, pytest.raises(OutOfMemory, match="no room for 262144 bytes"):
             stream.write(NUMBER, np.zeros(COUNT, np.float32), **SIZE).run(sock, TIMEOUT)
