@@ -111,7 +111,7 @@ void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<b
   bool given_up = false;
   LowWater water(fd);
   // What an exchange has under way, the daemon keeps for a repetition: as much as its core's cache can hold.
-  if (transfer.answered_in_kind()) transfer.keep_under_way(is_near(fd) ? kFewPieces : SIZE_MAX);
+  if (transfer.exchanges_wide()) transfer.keep_under_way(is_near(fd) ? kFewPieces : SIZE_MAX);
   Cork cork(fd, transfer.sends_pieces());
   while (!transfer.finished()) {
     bool waiting = false;

@@ -80,7 +80,10 @@ class Transfer {
   iovec incoming();
   void received(size_t bytes);
   bool expecting() const { return begun_ > 0; }
-  bool answered_in_kind() const { return pieces_ > 1 && order_.operation == kExchange; }
+  // Whether it has pieces that are, with their replies too, a chunk's worth of bytes each.
+  bool exchanges_wide() const {
+    return pieces_ > 1 && order_.operation == kExchange && order_.wire == kWireFloat32;
+  }
   bool sends_pieces() const { return pieces_ > 1 && carries_elements(order_.operation); }
 
   uint64_t version() const { return version_; }
