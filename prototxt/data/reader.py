@@ -125,7 +125,7 @@ class Outbox:
     """Where batches go: the slots of the ring in turn. When none is free it sleeps until about half are.
 
     Waking this process costs the net some 30 us of its step. So where there are many slots it wakes up by
-    itself when half should be free, at the pace that the net has had since the last time; it sleeps on when
+    itself when half should be free, at the pace that the net has had the last few times; it sleeps on when
     less than a quarter is free, and the net wakes it at three quarters. Where there are few, batches are
     large and steps long: the net wakes it at half.
     """
@@ -137,7 +137,8 @@ class Outbox:
         self._half = half = max(1, slots // 2)
         self._many = slots >= MANY_SLOTS
         self._least, self._most = (half // 2, half * 3 // 2) if self._many else (half, half)
-        self._slept = (monotonic(), 0)  # when it last fell asleep, and the net's count then
+        # When it fell asleep and the net's count then, the last few times: the net gives several back at once.
+        self._slept = deque([(monotonic(), 0)], 4)
 
     def wait_free(self) -> int:
         """The slot for the next batch. Raises Gone."""
@@ -150,12 +151,13 @@ class Outbox:
         asleep = monotonic(), self._counts.wish(full + self._most)
         while self._counts.theirs() < full + self._least:
             self._inbox.sleep(self._seconds(full + self._half))
-        self._counts.wish(0)
-        self._slept = asleep
+        if self._counts.wish(0) >= full + self._most:
+            self._slept.clear()  # another pace than it had
+        self._slept.append(asleep)
 
     def _seconds(self, until: int) -> float | None:
         """Until the net has given back so many batches, at its pace; None: it will send a message."""
-        since, before = self._slept
+        since, before = self._slept[0]
         given = self._counts.theirs()
         if not self._many or given <= before:
             return None
