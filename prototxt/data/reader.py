@@ -137,7 +137,7 @@ class Outbox:
         self._half = half = max(1, slots // 2)
         self._many = slots >= MANY_SLOTS
         self._least, self._most = (half // 2, half * 3 // 2) if self._many else (half, half)
-        # When it fell asleep and the net's count then, the last few times: the net gives several back at once.
+        # When it fell asleep, and the net's count then: a few times, as several are given back at once.
         self._slept = deque([(monotonic(), 0)], 4)
 
     def wait_free(self) -> int:
