@@ -42,8 +42,8 @@ class Line {
   bool receive_queued(void* data, size_t size) const;
   // All of it; parts is changed. Throws LineError.
   void send(iovec* parts, size_t count);
-  // From now on packets leave when they are full, so that a frame's end and the next one's begin share one. What is left
-  // leaves at release(), or when a frame is waited for that has not begun, or after 200 ms, which the kernel sees to.
+  // From now on packets leave when they are full, so that a frame's end and the next one's begin share one. What is
+  // left leaves at release(), or when a frame is waited for that has not begun, or by the kernel after 200 ms.
   void hold();
   void release();
   // Until the socket has much room again: a third of its buffer. Throws LineError.

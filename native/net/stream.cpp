@@ -16,15 +16,6 @@ constexpr size_t kSmallWrite = 8192;  // bytes for which asking what has come co
 
 constexpr size_t kHoldBytes = size_t{128} << 10;  // from here on a packet less is worth the calls that it takes
 
-// The kernel's copy out of 4 KiB pages waits for the address of each: these are asked for beforehand, with what the
-// hardware needs to see to fetch the rest (64 MiB in 8.3 ms instead of 9.5).
-void fetch_pages(const char* data, size_t bytes) {
-  constexpr size_t kPage = 4096, kLine = 64;
-  for (size_t page = 0; page < bytes; page += kPage) {
-    for (size_t line = 0; line < 4; ++line) __builtin_prefetch(data + page + line * kLine, 0, 2);
-  }
-}
-
 Refusal revoked() { return refuse(kClosed, "the session's access to its segments was revoked"); }
 
 }  // namespace
@@ -265,7 +256,7 @@ bool Stream::send_in_place(Line& line, const Entry& entry, size_t offset, size_t
   if (region.readonly() || count * region.item() <= kSmallRead) return false;
   const Table::Pass pass(*table_);
   if (!pass.granted()) throw revoked();
-  fetch_pages(region.at(offset), count * region.item());
+  fetch_pages(region.at(offset), count * region.item(), 4);
   const size_t chunk = offset / region.per_chunk();
   ChunkWords& words = region.words(chunk);
   ThreadIdentity& me = this_thread();

@@ -164,6 +164,8 @@ Refusal Stream::apply(const Request& request, const Entry& entry, const std::sha
   const UpdateHead& head = request.update;
   if (request.header.operation == kAccumulateFrom) return accumulate_from(request, entry);
   if (head.count == 0) return {};
+  const size_t item = entry.dtype.size;
+  if (request.header.operation != kWrite) fetch_pages(entry.region->at(head.offset), head.count * item, 1);
   switch (request.header.operation) {
     case kWrite: return write(request, entry, elements, arrival);
     case kAccumulate: return accumulate(request, entry, elements);
