@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 
 Claims = Callable[[int], "int | None"]
 
-CLAIM = b"N"  # the first byte of such a message to the reader; no slot has this number
+CLAIM = b"N"  # the first byte of such a message to the reader
 AHEAD = 4  # batches that are asked for before they are needed: what a worker that dies takes with it
 
 

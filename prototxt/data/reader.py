@@ -37,6 +37,7 @@ MAX_TEXT = 4000
 RING_BYTES = 1 << 30  # fewer slots than asked for when batches are huge
 SMALL_RING_BYTES, SMALL_RING_SLOTS = 16 << 20, 33  # more when they are small: the reader wakes up less often
 MANY_SLOTS = 8
+LONGEST_SLEEP = 3600.0  # seconds; the net wakes the reader earlier when it goes on
 
 
 class Gone(Exception):
@@ -161,7 +162,10 @@ class Outbox:
         given = self._counts.theirs()
         if not self._many or given <= before:
             return None
-        return (monotonic() - since) / (given - before) * (until - given)
+        seconds = (monotonic() - since) / (given - before) * (until - given)
+        # To poll() less than none is for ever, as when the net is farther than it was a moment ago; and what
+        # a net that stands still for weeks comes to is an error.
+        return min(max(seconds, 0.0), LONGEST_SLEEP)
 
     def publish(self, layout: bytes) -> None:
         """The batch in the slot that wait_free() gave is written, and lies as this message says."""

@@ -173,6 +173,11 @@ class Reader:
         while self._taken >= self._ready:
             self._wait(MORE)
             self._ready = self._counts.theirs()
+        if self._ready > self._taken + len(self._slots):  # else old batches would pass for new ones
+            self._fail(
+                f"reader process {self.pid} says that {self._ready - self._taken} batches lie ready,"
+                f" there is room for {len(self._slots)} (its memory is corrupt)"
+            )
         while self._layouts < self._counts.layouts:
             self._hear()
 

@@ -17,8 +17,9 @@ from prototxt._native import Words
 from prototxt.data import reader as reader_side
 from prototxt.data.config import ReaderConfig
 from prototxt.data.counts import COUNTS_BYTES, Counts
-from prototxt.data.reader import MANY_SLOTS, SMALL_RING_SLOTS, Inbox, Outbox
+from prototxt.data.reader import LONGEST_SLEEP, MANY_SLOTS, SMALL_RING_SLOTS, Inbox, Outbox
 from prototxt.data.source import Reader
+from prototxt.errors import DataError
 
 STEP = 0.01  # seconds in which a net takes a batch
 
@@ -158,6 +159,31 @@ def test_a_net_that_stands_still_is_left_alone(
             outbox.wait_free()
             outbox.publish(b"as before")
     assert looks < 40
+
+
+def test_a_reader_never_sleeps_longer_than_it_can_be_told_to(
+    ends: tuple[Counts, Counts], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts, net = ends
+    now = 0.0
+    monkeypatch.setattr(reader_side, "monotonic", lambda: now)
+    mine, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with mine, theirs:
+        outbox = Outbox(mine, cast(Inbox, None), counts, SMALL_RING_SLOTS)
+        net.move(10)
+        now = 1.0
+        assert outbox._seconds(15) == pytest.approx(0.5)
+        assert outbox._seconds(9) == 0.0, "the net is farther by now"
+        now = 60 * 86400.0
+        assert outbox._seconds(16) == LONGEST_SLEEP
+
+
+def test_a_reader_that_counts_more_batches_than_its_slots_hold_is_refused(full: Reader) -> None:
+    """Else the net would train on the same few batches for ever."""
+    full._counts._words.store(0, 1 << 62)
+    full._ready = full._taken
+    with pytest.raises(DataError, match=rf"reader process {full.pid} says .* room for {SMALL_RING_SLOTS}"):
+        full.take()
 
 
 def test_words_keep_to_their_memory() -> None:
