@@ -37,16 +37,20 @@ size_t receive(Transfer& transfer, int fd) {
   return bytes;
 }
 
+// waiting: whether the socket had no room for all of it.
 size_t send(Transfer& transfer, int fd, bool* waiting) {
   iovec parts[2];
   const size_t count = transfer.outgoing(parts);
-  *waiting = count != 0;
+  *waiting = false;
   if (count == 0) return 0;
+  size_t whole = 0;
+  for (size_t i = 0; i < count; ++i) whole += parts[i].iov_len;
   msghdr message{};
   message.msg_iov = parts;
   message.msg_iovlen = count;
   const size_t bytes = moved(sendmsg(fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL), "sending");
   if (bytes) transfer.sent(bytes);
+  *waiting = bytes < whole;
   return bytes;
 }
 
@@ -117,11 +121,11 @@ void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<b
     bool waiting = false;
     const size_t out = send(transfer, fd, &waiting);
     cork.sent(out);
-    const size_t in = transfer.expecting() ? receive(transfer, fd) : 0;
-    if (in + out) {
-      if (!given_up) deadline = 0;  // counted from the next time that nothing moves
-      continue;
-    }
+    // What a single piece has just asked for is not there yet: to look would be two calls for nothing.
+    const bool early = out && transfer.is_single();
+    const size_t in = transfer.expecting() && !early ? receive(transfer, fd) : 0;
+    if (in + out && !given_up) deadline = 0;  // counted from the next time that nothing moves
+    if (in + out && !early) continue;
     cork.push();
     const int64_t now = monotonic_ns();
     if (deadline == 0) deadline = now + timeout_ns;

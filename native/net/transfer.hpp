@@ -80,6 +80,7 @@ class Transfer {
   iovec incoming();
   void received(size_t bytes);
   bool expecting() const { return begun_ > 0; }
+  bool is_single() const { return pieces_ <= 1; }
   // Whether it has pieces that are, with their replies too, a chunk's worth of bytes each.
   bool exchanges_wide() const {
     return pieces_ > 1 && order_.operation == kExchange && order_.wire == kWireFloat32;
