@@ -77,7 +77,8 @@ void Transfer::take_reply() {
 void Transfer::take_failure(const Flight& flight) {
   if (header_.number == 0) throw Nonsense{failure_.substr(4)};
   const bool ours = header_.status == kNonFinite && !flight.encoded && flight.count;
-  const bool first = !refusal_ && !bad;
+  // For a narrow wire NaN is looked for here, while earlier pieces are under way: what becomes of these comes first.
+  const bool first = !refusal_ && (!bad || flight.at < bad->first);
   if (first && !(ours && !is_finite(flight))) refusal_ = {header_.status, failure_.substr(4)};
   // What both ends believe may be the reason, where values overflowed: the next exchange begins anew.
   if (flight.encoded) stream_.begin_anew(order_.segment);

@@ -79,6 +79,16 @@ def test_a_nan_in_a_middle_piece_stops_there_and_the_stream_goes_on(mapping: Map
         assert mapping.version == 1
 
 
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+def test_a_refusal_is_told_before_a_nan_in_a_later_piece(mapping: Mapping, wire: str) -> None:
+    """A narrow wire's client finds the NaN while the pieces before it are under way: those were not done."""
+    before, source = read_all(mapping), noise(COUNT, 2)
+    source[CHUNK + 3] = np.nan
+    with Daemon(mapping, writable=False).served() as sock, pytest.raises(NotPermitted, match="read-only"):
+        client().accumulate(NUMBER, source, wire=wire, **SIZE).run(sock, TIMEOUT)
+    np.testing.assert_array_equal(read_all(mapping), before)
+
+
 def test_the_daemon_refuses_a_nan_and_the_pieces_of_its_operation_that_were_under_way(
     mapping: Mapping,
 ) -> None:
