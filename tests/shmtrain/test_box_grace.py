@@ -18,7 +18,7 @@ import smb
 from shmtrain.grace import Grace, LastingProgress, LastingTickets, Missing
 from shmtrain.group import Column, State
 from tests.shmtrain.jobs import ENDLESS, Job, gone, running, stop, write
-from tests.smb.processes import ServeProcess
+from tests.smb.processes import ServeProcess, wait_for
 
 LONG = f"max_iter: {ENDLESS} display: 20\n"
 
@@ -72,13 +72,15 @@ def test_four_workers_train_on_when_the_daemon_is_killed_and_meet_again(
         job.trains()
         goes_on(job)
         before = shown(job)
+        with smb.connect(first.address) as box:
+            box.snapshot()  # that knows the job: over TCP nothing else brings it back
         first.kill()
         goes_on(job)  # alone
         with ServeProcess(place / "s", *options) as second:
             goes_on(job)
             meets = versions(second.address)["center"]
+            assert wait_for(lambda: versions(second.address)["center"] > meets + 10, 30), job.text
             goes_on(job)
-            assert versions(second.address)["center"] > meets + 10
             assert shown(job) > before
             assert stop(job) == 0
     workers = {job.pid_of(rank) for rank in range(4)}
