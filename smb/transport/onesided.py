@@ -68,7 +68,7 @@ class RdmaAttachment(RemoteAttachment):
         """Where element ``offset`` lies."""
         generation = self._carrier.generation
         if self._known is None or self._known[0] != generation:
-            self._known = generation, self._carrier.call(protocol.RegionOf(self.first), 0.0)
+            self._known = generation, self._carrier.call(protocol.RegionOf(self.named), 0.0)
         region = self._known[1]
         return rdma.Place(region.address + offset * self._itemsize, region.key)
 

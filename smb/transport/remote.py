@@ -65,9 +65,18 @@ class RemoteAttachment:
     @property
     def number(self) -> int:
         """The daemon's number for it. Raises UnknownKey when the daemon lost it."""
+        self._check()
+        return self._number
+
+    @property
+    def named(self) -> int:
+        """What requests call it; the carrier puts the session's number there. Raises as number does."""
+        self._check()
+        return self.first
+
+    def _check(self) -> None:
         if self._lost:
             raise UnknownKey(f"lost with the daemon's restart: {self._lost}")
-        return self._number
 
     # Operations
 
@@ -81,12 +90,12 @@ class RemoteAttachment:
 
     @property
     def version(self) -> int:
-        applied: protocol.Applied = self._carrier.call(protocol.VersionOf(self.first), 0.0)
+        applied: protocol.Applied = self._carrier.call(protocol.VersionOf(self.named), 0.0)
         return applied.version
 
     def wait(self, version: int, timeout: float) -> bool:
         try:
-            self._carrier.call(protocol.WaitVersion(self.first, version, timeout), timeout)
+            self._carrier.call(protocol.WaitVersion(self.named, version, timeout), timeout)
         except WaitTimeout:
             return False
         return True
@@ -198,7 +207,7 @@ class RemoteAttachment:
         """A vector operation where the segment lies (protocol.Combine); the version after it."""
         self._write_to()
         request = protocol.Combine(
-            how, self.first, self._number_of(how, source), scalar, offset, count, counts
+            how, self.named, self._number_of(how, source), scalar, offset, count, counts
         )
         applied: protocol.Applied = self._carrier.call(request, 0.0)
         return applied.version
@@ -219,13 +228,13 @@ class RemoteAttachment:
         """Adagrad's step where the segments lie (protocol.Adagrad); the version after it."""
         self._write_to()
         squares, pushed = self._number_of("adagrad", sums), self._number_of("adagrad", gradient)
-        request = protocol.Adagrad(self.first, squares, pushed, rate, scale, epsilon, offset, count, counts)
+        request = protocol.Adagrad(self.named, squares, pushed, rate, scale, epsilon, offset, count, counts)
         applied: protocol.Applied = self._carrier.call(request, 0.0)
         return applied.version
 
     def reduce(self, how: str, other: RemoteAttachment | None = None, threads: int = 1) -> float:
         """A sum over the segment where it lies (protocol.Reduce)."""
-        request = protocol.Reduce(how, self.first, self._number_of(how, other))
+        request = protocol.Reduce(how, self.named, self._number_of(how, other))
         scalar: protocol.Scalar = self._carrier.call(request, 0.0)
         return scalar.value
 
@@ -235,7 +244,7 @@ class RemoteAttachment:
             return 0
         if not isinstance(other, RemoteAttachment) or other._carrier is not self._carrier:
             raise RequestError(f"{how}: needs a segment of the same box")
-        return other.first
+        return other.named
 
     def rescue(self, out: Array, offset: int = 0) -> int:
         raise NotSupported("the segment lay in the daemon's memory alone, and went with it")

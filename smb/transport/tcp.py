@@ -150,9 +150,12 @@ class TcpTransport:
         """Attach again to what is not attached in the line's session. OSError: it has no connection left."""
         try:
             with self._again:
-                for attachment in list(self._attachments):
-                    if attachment.generation != line.generation:
-                        self._attach_again(line, sock, attachment)
+                missing = [a for a in list(self._attachments) if a.generation != line.generation]
+                if len(missing) > 1:  # a key that is not there is waited for: the others' time would end
+                    there = {row.key for row in self._ask(line, sock, protocol.ListOf("")).segments}
+                    missing.sort(key=lambda attachment: attachment.key not in there)
+                for attachment in missing:
+                    self._attach_again(line, sock, attachment)
         except BaseException:
             line.cut()
             raise

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -464,9 +465,36 @@ def test_over_tcp_nothing_from_before_the_last_snapshot_is_lost_and_nothing_is_d
         assert wait_for(lambda: other.list() == [], 5)
 
 
-def _free_port() -> int:
-    import socket
+def test_over_tcp_every_operation_on_a_segment_that_the_snapshot_lacks_says_that_it_is_lost(
+    folder: Path, stack: contextlib.ExitStack
+) -> None:
+    port = _free_port()
+    options = ("--tcp", f"127.0.0.1:{port}", "--snapshot-dir", str(folder / "snaps"))
+    process = Restarts(stack, folder / "box.sock", *options)
+    with smb.connect(f"tcp://127.0.0.1:{port}", reconnect=20) as box:
+        kept = box.create("kept", 10)
+        box.snapshot()
+        late, *_others = [box.create(key, 10) for key in ("late", "later", "latest", "last")]
+        process.again()
+        with contextlib.suppress(smb.Restarted):  # where it was under way before the client knew
+            kept.write(np.ones(10, np.float32))
+        operations: list[Callable[[], object]] = [
+            lambda: late.version,
+            lambda: late.wait(1, 1.0),
+            late.norm,
+            lambda: kept.dot(late),
+            lambda: kept.axpy(1.0, late),
+            lambda: late.adagrad(kept, kept, 0.1),
+            late.read,
+            lambda: late.exchange(np.ones(10, np.float32), 0.5),
+        ]
+        for operation in operations:
+            with pytest.raises(smb.UnknownKey, match="lost with the daemon's restart: no segment 'late'"):
+                operation()
+        kept.write(np.ones(10, np.float32))
 
+
+def _free_port() -> int:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
