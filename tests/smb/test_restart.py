@@ -474,7 +474,7 @@ def test_over_tcp_every_operation_on_a_segment_that_the_snapshot_lacks_says_that
     with smb.connect(f"tcp://127.0.0.1:{port}", reconnect=20) as box:
         kept = box.create("kept", 10)
         box.snapshot()
-        late, *_others = [box.create(key, 10) for key in ("late", "later", "latest", "last")]
+        late, *_others = [box.create("late" + "r" * n, 10) for n in range(60)]  # so kept is not the first
         process.again()
         with contextlib.suppress(smb.Restarted):  # where it was under way before the client knew
             kept.write(np.ones(10, np.float32))
