@@ -329,7 +329,6 @@ class Transfer:
         array: Any = None,
         offset: int = 0,
         scalar: float = 1.0,
-        *,
         count: int = 0,
         dtype: str = "float32",
         wire: int = 0,
@@ -338,7 +337,7 @@ class Transfer:
         stripes: int = 1,
         source: int = 0,
     ) -> None: ...
-    def drive(self, fd: int, timeout: float, peer: str) -> int: ...
+    def drive(self, fd: int, timeout: float, peer: str, ticking: bool = False) -> int: ...
     def restart(self) -> None:
         """A new connection: what has no reply is sent again."""
 

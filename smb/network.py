@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import time
 
 from smb.errors import RequestError, TransportError
@@ -40,6 +41,14 @@ def tune(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEP_ALIVE:
         sock.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def tick(sock: socket.socket, seconds: float) -> None:
+    """Let calls block, but come back with BlockingIOError every so many seconds; no poll before each."""
+    sock.settimeout(None)
+    limit = struct.pack("@ll", int(seconds), int(seconds % 1 * 1e6))  # struct timeval
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        sock.setsockopt(socket.SOL_SOCKET, option, limit)
 
 
 def resolve(

@@ -177,8 +177,9 @@ void bind_daemon(py::module_& m) {
 
 // A transfer and what keeps its memory: the user's array.
 struct ArrayTransfer {
+  py::object stream;  // kept alive
   Array array;
-  std::unique_ptr<net::Transfer> transfer;
+  std::optional<net::Transfer> transfer;
   const char* verb = "";
   size_t count = 0;    // of the segment
   std::string joined;  // a short frame for outgoing()
@@ -230,14 +231,14 @@ void check_scalar(const net::Order& order, double scalar) {
   }
 }
 
-std::unique_ptr<ArrayTransfer> make_transfer(net::ClientStream& stream, const std::string& verb, uint64_t segment,
+std::unique_ptr<ArrayTransfer> make_transfer(py::object stream, const char* verb, uint64_t segment,
                                              const py::object& array, Py_ssize_t offset, double scalar, size_t count,
                                              const char* dtype, uint8_t wire, bool counts, size_t stripe,
                                              size_t stripes, uint64_t source) {
   auto made = std::make_unique<ArrayTransfer>();
   net::Order order{};
   for (const auto& known : kVerbs) {
-    if (verb == known.name) {
+    if (std::strcmp(verb, known.name) == 0) {
       made->verb = known.name;
       order.operation = known.operation;
     }
@@ -270,7 +271,8 @@ std::unique_ptr<ArrayTransfer> make_transfer(net::ClientStream& stream, const st
   if (order.count == 0 && !array.is_none() && net::is_update(order.operation) && stripes == 1) {
     order.operation = net::kVersionOf;  // nothing to do, and the version is asked for
   }
-  made->transfer = std::make_unique<net::Transfer>(stream, order);
+  made->transfer.emplace(stream.cast<net::ClientStream&>(), order);
+  made->stream = std::move(stream);
   return made;
 }
 
@@ -298,14 +300,15 @@ bool signal_waits() {
   return PyErr_CheckSignals() != 0;
 }
 
-uint64_t run(ArrayTransfer& self, int fd, double timeout, const std::string& peer) {
+uint64_t run(ArrayTransfer& self, int fd, double timeout, const char* peer, bool ticking) {
   std::optional<LineError> broken;
   std::optional<std::string> nonsense;
   {
     const GilRelease released(true);
     try {
       self.transfer->restart();
-      net::drive(*self.transfer, fd, static_cast<int64_t>(std::min(std::max(timeout, 0.0), 1e9) * 1e9), signal_waits);
+      const double seconds = std::min(std::max(timeout, 0.0), 1e9);
+      net::drive(*self.transfer, fd, ticking, static_cast<int64_t>(seconds * 1e9), signal_waits);
     } catch (const LineError& error) {
       broken = error;
     } catch (const net::Nonsense& error) {
@@ -315,7 +318,7 @@ uint64_t run(ArrayTransfer& self, int fd, double timeout, const std::string& pee
   need(!PyErr_Occurred());  // a signal's exception
   if (broken) throw_line_error(*broken, peer);
   if (nonsense) {
-    raise("TransportError", "%s: %s", peer.c_str(), nonsense->c_str());
+    raise("TransportError", "%s: %s", peer, nonsense->c_str());
     throw py::error_already_set();
   }
   return outcome(self);
@@ -371,11 +374,11 @@ void bind_client(py::module_& m) {
       .def_readonly("sequence", &net::ClientStream::sequence)
       .def_readonly("acknowledged", &net::ClientStream::acknowledged);
   py::class_<ArrayTransfer>(m, "Transfer")
-      .def(py::init(&make_transfer), py::keep_alive<1, 2>(), arg("stream"), arg("verb"), arg("segment"),
-           arg("array") = py::none(), arg("offset") = 0, arg("scalar") = 1.0, py::kw_only(), arg("count") = 0,
+      .def(py::init(&make_transfer), arg("stream"), arg("verb"), arg("segment"),
+           arg("array") = py::none(), arg("offset") = 0, arg("scalar") = 1.0, arg("count") = 0,
            arg("dtype") = "float32", arg("wire") = 0, arg("counts") = true, arg("stripe") = 0, arg("stripes") = 1,
            arg("source") = 0)
-      .def("drive", run, arg("fd"), arg("timeout"), arg("peer"))
+      .def("drive", run, arg("fd"), arg("timeout"), arg("peer"), arg("ticking") = false)
       .def("restart", [](ArrayTransfer& self) { self.transfer->restart(); })
       .def("give_up", [](ArrayTransfer& self) { self.transfer->give_up(); })
       .def("outgoing", outgoing)

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 
 #include "line.hpp"
 #include "smb/robust.hpp"
@@ -19,6 +20,7 @@ constexpr int64_t kAskNs = 20000000;
 constexpr size_t kLowWater = 64 << 10;  // at least, or a quarter of what is expected
 constexpr uint32_t kNearUs = 500;  // of the quickest round trip: four pieces under way then are 2 GB/s at least
 constexpr size_t kFewPieces = 4;
+constexpr size_t kSmallReply = 8192;  // bytes for which one call more costs more than a copy
 constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
 
 // Bytes moved; 0 when it would block.
@@ -28,9 +30,27 @@ size_t moved(ssize_t result, const char* what) {
   throw LineError{LineError::failed, errno, what};
 }
 
-size_t receive(Transfer& transfer, int fd) {
+// A single piece's reply and what begins it in one call: where its elements go is known only with its header.
+size_t receive_single(Transfer& transfer, int fd, int flags) {
+  char came[kSmallReply];
+  const ssize_t result = recv(fd, came, sizeof came, flags);
+  if (result == 0) throw LineError{LineError::ended, 0, "the daemon ended the stream"};
+  const size_t bytes = moved(result, "receiving");
+  for (size_t done = 0; done < bytes;) {
+    if (!transfer.expecting()) throw Nonsense{"more than the reply that was asked for"};
+    const iovec room = transfer.incoming();
+    const size_t part = std::min(room.iov_len, bytes - done);
+    std::memcpy(room.iov_base, came + done, part);
+    transfer.received(part);
+    done += part;
+  }
+  return bytes;
+}
+
+size_t receive(Transfer& transfer, int fd, int flags) {
   const iovec room = transfer.incoming();
-  const ssize_t result = recv(fd, room.iov_base, room.iov_len, MSG_DONTWAIT);
+  if (transfer.is_single() && room.iov_len <= kSmallReply) return receive_single(transfer, fd, flags);
+  const ssize_t result = recv(fd, room.iov_base, room.iov_len, flags);
   if (result == 0) throw LineError{LineError::ended, 0, "the daemon ended the stream"};
   const size_t bytes = moved(result, "receiving");
   if (bytes) transfer.received(bytes);
@@ -110,7 +130,7 @@ class Cork {
 
 }  // namespace
 
-void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<bool()>& interrupted) {
+void drive(Transfer& transfer, int fd, bool ticking, int64_t timeout_ns, const std::function<bool()>& interrupted) {
   int64_t deadline = monotonic_ns() + timeout_ns, asked = deadline - timeout_ns;
   bool given_up = false;
   LowWater water(fd);
@@ -121,11 +141,12 @@ void drive(Transfer& transfer, int fd, int64_t timeout_ns, const std::function<b
     bool waiting = false;
     const size_t out = send(transfer, fd, &waiting);
     cork.sent(out);
-    // What a single piece has just asked for is not there yet: to look would be two calls for nothing.
-    const bool early = out && transfer.is_single();
-    const size_t in = transfer.expecting() && !early ? receive(transfer, fd) : 0;
+    // What a single piece has just asked for is not there yet: to look would be two calls for nothing. It is waited
+    // for by the call that takes it, or by poll.
+    const bool early = out && transfer.is_single(), wait = early && ticking && !waiting;
+    const size_t in = transfer.expecting() && (wait || !early) ? receive(transfer, fd, wait ? 0 : MSG_DONTWAIT) : 0;
     if (in + out && !given_up) deadline = 0;  // counted from the next time that nothing moves
-    if (in + out && !early) continue;
+    if (in || (out && !early)) continue;
     cork.push();
     const int64_t now = monotonic_ns();
     if (deadline == 0) deadline = now + timeout_ns;

@@ -23,8 +23,8 @@ def receive(
 ) -> bytes:
     """Exactly ``count`` bytes, or b"" when the peer ended the stream before the first of them.
 
-    ``ready`` is called before each look at the socket, ``idle`` whenever its timeout passes; both raise to
-    give up. Raises ConnectionError when the stream ends in the middle.
+    ``ready`` is called before each look at the socket, ``idle`` whenever its timeout or tick (network.tick)
+    passes; both raise to give up. Raises ConnectionError when the stream ends in the middle.
     """
     data = bytearray(count)
     view, got = memoryview(data), 0
@@ -32,7 +32,7 @@ def receive(
         ready()
         try:
             more = sock.recv_into(view[got:])
-        except TimeoutError:
+        except (TimeoutError, BlockingIOError):
             idle()
             continue
         if not more:

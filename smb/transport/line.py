@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from typing import Any, NamedTuple
@@ -11,8 +12,9 @@ from typing import Any, NamedTuple
 from smb import protocol
 from smb.errors import ProtocolError, TransportError
 from smb.layout import unpack
+from smb.network import tick
 from smb.transport.frames import receive, send
-from smb.transport.stream import Stream
+from smb.transport.stream import Stream, Transfer
 
 SLICE = 0.5  # seconds between two looks at whether an answer is still waited for
 LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
@@ -48,8 +50,16 @@ class Line:
 
     def carry(self, sock: socket.socket) -> None:
         """Go on over this connection."""
-        sock.settimeout(SLICE)
+        if isinstance(sock, ssl.SSLSocket):
+            sock.settimeout(SLICE)
+        else:
+            tick(sock, SLICE)
         self.socket = sock
+
+    def run(self, transfer: Transfer, timeout: float) -> int:
+        """Finish a data operation over the present connection, as Transfer.run does."""
+        assert self.socket is not None
+        return transfer.run(self.socket, timeout, True)
 
     def begin(self, number: int, generation: int) -> None:
         """Start a new stream, the daemon's ``number``."""
@@ -89,12 +99,15 @@ class Line:
 
     @staticmethod
     def _send(sock: socket.socket, frame: bytes, timeout: float) -> None:
-        large = len(frame) > LARGE
+        large, before = len(frame) > LARGE, sock.gettimeout()
         if large:
             sock.settimeout(timeout)
-        send(sock, frame)
+        try:
+            send(sock, frame)
+        except BlockingIOError:
+            raise TimeoutError(f"no room for a request in {SLICE} s") from None
         if large:
-            sock.settimeout(SLICE)
+            sock.settimeout(before)
 
     def cut(self) -> None:
         """Its own thread: let go of the connection; the stream goes on over the next one."""

@@ -44,13 +44,16 @@ class Transfer:
     is run until it ends was done once. One that is dropped in the middle may be half done.
     """
 
+    __slots__ = ("_native", "_peer")
+
     def __init__(self, native: _native.Transfer, peer: str) -> None:
         self._native, self._peer = native, peer
 
-    def run(self, sock: socket.socket, timeout: float) -> int:
+    def run(self, sock: socket.socket, timeout: float, ticking: bool = False) -> int:
         """Finish the operation over ``sock``; the segment's version after it (of a read: 0).
 
         timeout   seconds that may pass without a byte moving
+        ticking   whether calls on a plain ``sock`` block, and come back by themselves (network.tick)
 
         Raises OSError when the connection broke (TimeoutError and ConnectionError too): run it again on a new
         one. RequestError when the daemon or a check here refused it: earlier chunks stand, the connection is
@@ -59,7 +62,7 @@ class Transfer:
         """
         if isinstance(sock, ssl.SSLSocket):
             return self._run_secured(sock, timeout)
-        return self._native.drive(sock.fileno(), timeout, self._peer)
+        return self._native.drive(sock.fileno(), timeout, self._peer, ticking)
 
     def _run_secured(self, sock: ssl.SSLSocket, timeout: float) -> int:
         native = self._native
@@ -149,8 +152,8 @@ class Stream:
         """The daemon's number for this stream; 0 until it gave one."""
         self._native = _native.ClientStream(window)
 
-    def _transfer(self, verb: str, segment: int, *args: Any, **kwargs: Any) -> Transfer:
-        return Transfer(_native.Transfer(self._native, verb, segment, *args, **kwargs), self.peer)
+    def _transfer(self, *args: Any) -> Transfer:  # by position: by name costs twice the call
+        return Transfer(_native.Transfer(self._native, *args), self.peer)
 
     def read(
         self,
@@ -163,9 +166,7 @@ class Stream:
         stripe: int = 0,
         stripes: int = 1,
     ) -> Transfer:
-        return self._transfer(
-            "read", segment, out, offset, count=count, dtype=dtype, stripe=stripe, stripes=stripes
-        )
+        return self._transfer("read", segment, out, offset, 1.0, count, dtype, 0, True, stripe, stripes)
 
     def write(
         self,
@@ -179,8 +180,8 @@ class Stream:
         stripe: int = 0,
         stripes: int = 1,
     ) -> Transfer:
-        size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
-        return self._transfer("write", segment, given(array), offset, counts=counts, **size)
+        array = given(array)
+        return self._transfer("write", segment, array, offset, 1.0, count, dtype, 0, counts, stripe, stripes)
 
     def accumulate(
         self,
@@ -197,10 +198,9 @@ class Stream:
         stripes: int = 1,
     ) -> Transfer:
         """segment += scale * source. What a narrow wire loses is owed, and goes with the next accumulate."""
-        size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
-        code = wire_code(wire)
+        source, code = given(source), wire_code(wire)
         return self._transfer(
-            "accumulate", segment, given(source), offset, scale, wire=code, counts=counts, **size
+            "accumulate", segment, source, offset, scale, count, dtype, code, counts, stripe, stripes
         )
 
     def exchange(
@@ -222,15 +222,16 @@ class Stream:
         A narrow wire carries the increments of both directions, against a shadow of ``local`` that both ends
         hold: local + segment stays the same as with float32. A chunk's first exchange sends float32.
         """
-        size = {"count": count, "dtype": dtype, "stripe": stripe, "stripes": stripes}
-        code = wire_code(wire)
+        local, code = given(local), wire_code(wire)
         return self._transfer(
-            "exchange", segment, given(local), offset, alpha, wire=code, counts=counts, **size
+            "exchange", segment, local, offset, alpha, count, dtype, code, counts, stripe, stripes
         )
 
     def accumulate_from(self, segment: int, source: int, scale: float = 1.0, offset: int = 0) -> Transfer:
         """segment += scale * source, both at the daemon."""
-        return self._transfer("accumulate_from", segment, None, offset, scale, source=source)
+        return self._transfer(
+            "accumulate_from", segment, None, offset, scale, 0, "float32", 0, True, 0, 1, source
+        )
 
     def count_update(self, segment: int) -> Transfer:
         """Count one update of the segment's version, nothing else."""

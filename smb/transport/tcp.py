@@ -232,16 +232,17 @@ class TcpTransport:
         line = self.ready()
         with line.lock:
             epoch, timeout = line.epoch, self._options.timeout
-            transfer, breaks = make(line), Breaks(self.endurance())
+            transfer, breaks = make(line), None
             while True:
                 try:
-                    breaks.wait(self._closed)
+                    if breaks is not None:
+                        breaks.wait(self._closed)
                     if line.socket is None:
                         self._resume(line, epoch, what)
-                    assert line.socket is not None
-                    return transfer.run(line.socket, timeout)
+                    return line.run(transfer, timeout)
                 except OSError as error:
                     line.cut()
+                    breaks = breaks or Breaks(self.endurance())
                     if isinstance(error, TimeoutError) or breaks.hopeless():
                         raise self._fail(error) from error
                     log.info("daemon at %s: %s: connecting again", self.peer, error)
@@ -355,7 +356,7 @@ class TcpTransport:
         try:
             if line.socket is None:
                 return False
-            line.stream.acknowledge().run(line.socket, self._options.timeout)
+            line.run(line.stream.acknowledge(), self._options.timeout)
             return True
         except OSError as error:
             line.cut()

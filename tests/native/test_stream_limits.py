@@ -26,6 +26,7 @@ from smb.errors import (
     TransportError,
     TypeMismatch,
 )
+from smb.network import tick
 from smb.segment import Mapping
 from tests.native.processes import wait_for
 from tests.native.streams import (
@@ -324,10 +325,37 @@ def test_reads_through_a_socket_are_never_torn_inside_a_chunk(mapping: Mapping) 
     assert len(seen) == 30
 
 
-def test_a_silent_daemon_is_named_within_the_timeout() -> None:
+@pytest.mark.parametrize("ticking", [False, True])
+def test_a_silent_daemon_is_named_within_the_timeout(ticking: bool) -> None:
     ours, theirs = socket.socketpair()
+    if ticking:
+        tick(ours, 0.02)
     with ours, theirs, pytest.raises(TimeoutError, match="the daemon under test"):
-        client().read(NUMBER, np.empty(5, np.float32), count=5, dtype="float32").run(ours, 0.1)
+        client().read(NUMBER, np.empty(5, np.float32), count=5, dtype="float32").run(ours, 0.1, ticking)
+
+
+def test_a_signal_ends_the_wait_for_a_silent_daemon() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    ours, theirs = socket.socketpair()
+    tick(ours, 0.2)
+    transfer = client().read(NUMBER, np.empty(5, np.float32), count=5, dtype="float32")
+    before, start = signal.signal(signal.SIGALRM, interrupt), time.monotonic()
+    signal.setitimer(signal.ITIMER_REAL, 0.05)
+    try:
+        with ours, theirs, pytest.raises(KeyboardInterrupt):
+            transfer.run(ours, 1.0, True)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert time.monotonic() - start < TIMEOUT
+
+
+def test_more_than_the_reply_ends_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    theirs.sendall(protocol.HEADER.pack(protocol.MAGIC, 18, 0, 1, 20) + bytes(20) + b"more")
+    with ours, theirs, pytest.raises(TransportError, match="more than the reply that was asked for"):
+        client().read(NUMBER, np.empty(5, np.float32), count=5, dtype="float32").run(ours, TIMEOUT)
 
 
 def test_an_answer_to_another_request_ends_the_connection() -> None:
