@@ -19,20 +19,32 @@ inline int32_t magnitude(float value) {
 }
 
 // The kernels of training run through memory on 4 KiB pages that is not in the caches. The hardware fetches ahead
-// within a page; they ask for what lies half a page ahead, across its end too: 10 to 25% less time from 64 MiB up.
-constexpr size_t kStep = 64;    // elements: four cache lines
-constexpr size_t kFetch = 512;  // elements
+// within a page: so four pages go side by side, and what lies further on is asked for, across the pages' ends too.
+constexpr size_t kPage = 1024;  // elements
+constexpr size_t kGroup = 4 * kPage;
+constexpr size_t kStep = 64;   // four cache lines
+constexpr size_t kNear = 256;  // elements ahead, where pages go side by side
+constexpr size_t kFar = 512;   // where they do not
 
 [[gnu::always_inline]] inline void fetch(const float* p) {
-  for (size_t i = 0; i < kStep; i += 16) __builtin_prefetch(p + kFetch + i);
+  for (size_t i = 0; i < kStep; i += 16) __builtin_prefetch(p + i);
 }
 
 // work(begin, count) over [0, n) in steps, each with a fetch of what the arrays hold further on.
 template <class Work, class... Arrays>
 [[gnu::always_inline]] inline void fetching(size_t n, const Work& work, const Arrays*... arrays) {
   size_t at = 0;
-  for (; at + kFetch + kStep <= n; at += kStep) {
-    (fetch(arrays + at), ...);
+  for (; at + 2 * kGroup <= n; at += kGroup) {
+    for (size_t i = 0; i < kPage; i += kStep) {
+      const size_t ahead = i + kNear < kPage ? kNear : kNear + kGroup - kPage;
+      for (size_t page = at + i; page < at + kGroup; page += kPage) {
+        (fetch(arrays + page + ahead), ...);
+        work(page, kStep);
+      }
+    }
+  }
+  for (; at + kFar + kStep <= n; at += kStep) {
+    (fetch(arrays + at + kFar), ...);
     work(at, kStep);
   }
   work(at, n - at);
