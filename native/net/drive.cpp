@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kSliceNs = 200000000;
 constexpr int64_t kAskNs = 20000000;
 constexpr size_t kLowWater = 64 << 10;  // at least, or a quarter of what is expected
-constexpr uint32_t kNearUs = 500;  // of the quickest round trip: four pieces under way then are 2 GB/s at least
-constexpr size_t kFewPieces = 4;
+constexpr uint32_t kNearUs = 500;  // of the quickest round trip: three pieces under way then are 1.5 GB/s at least
+constexpr size_t kFewPieces = 3;
 constexpr size_t kSmallReply = 8192;  // bytes for which one call more costs more than a copy
 constexpr int64_t kFarewellNs = 5000000000;  // for the replies under way after an interrupt
 

@@ -3,9 +3,15 @@
 #include <algorithm>
 #include <cstring>
 
+#include "moves.hpp"
 #include "smb/kernels.hpp"
 
 namespace smb::net {
+namespace {
+
+constexpr size_t kPageLines = 64;  // a whole piece: with fewer lines of a page the kernel's copy waits for the others
+
+}  // namespace
 
 void ClientStream::reset() {
   sequence = acknowledged = 0;
@@ -184,6 +190,7 @@ void Transfer::write_head(Flight& flight) {
   }
   head_bytes_ = sizeof header + head;
   out_elements_ = elements ? elements_of(flight) : nullptr;
+  if (pieces_ > 1 && elements && !flight.encoded) fetch_pages(out_elements_, elements, kPageLines);
   out_bytes_ = head_bytes_ + elements;
   out_done_ = 0;
 }
