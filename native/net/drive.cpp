@@ -144,8 +144,9 @@ void drive(Transfer& transfer, int fd, bool ticking, int64_t timeout_ns, const s
     // What a single piece has just asked for is not there yet: to look would be two calls for nothing. It is waited
     // for by the call that takes it, or by poll.
     const bool early = out && transfer.is_single(), wait = early && ticking && !waiting;
+    if (wait && !given_up) deadline = monotonic_ns() + timeout_ns;
     const size_t in = transfer.expecting() && (wait || !early) ? receive(transfer, fd, wait ? 0 : MSG_DONTWAIT) : 0;
-    if (in + out && !given_up) deadline = 0;  // counted from the next time that nothing moves
+    if ((in || (out && !wait)) && !given_up) deadline = 0;  // counted from the next time that nothing moves
     if (in || (out && !early)) continue;
     cork.push();
     const int64_t now = monotonic_ns();

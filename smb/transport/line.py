@@ -59,7 +59,7 @@ class Line:
     def run(self, transfer: Transfer, timeout: float) -> int:
         """Finish a data operation over the present connection, as Transfer.run does."""
         assert self.socket is not None
-        return transfer.run(self.socket, timeout, True)
+        return transfer.run(self.socket, timeout, timeout > SLICE)  # a shorter one ends between two ticks
 
     def begin(self, number: int, generation: int) -> None:
         """Start a new stream, the daemon's ``number``."""
