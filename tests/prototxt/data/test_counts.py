@@ -45,6 +45,7 @@ def full(make_lmdb: Any) -> Iterator[Reader]:
         while reader._counts.theirs() < SMALL_RING_SLOTS and time.monotonic() < end:
             time.sleep(0.005)
         assert reader._counts.theirs() == SMALL_RING_SLOTS
+        reader._look()  # and learns where they lie: its first look may have found a few of them or one
         yield reader
 
 
@@ -56,9 +57,8 @@ class Silent:
 
 
 def test_a_net_that_finds_its_batch_ready_sends_nothing_and_receives_nothing(full: Reader) -> None:
-    assert full.take()[1].tolist() == [1]  # learns where all that is ready lies
     sock, full._sock = full._sock, cast(socket.socket, Silent())
-    assert [full.take()[1].tolist() for _ in range(12)] == [[i] for i in range(2, 14)]
+    assert [full.take()[1].tolist() for _ in range(12)] == [[i] for i in range(1, 13)]
     full._sock = sock
 
 
