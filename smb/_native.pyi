@@ -161,8 +161,8 @@ class Mapping:
     def initialise(self, values: Any, threads: int = 1) -> None:
         """Write all values without counting an update."""
 
-    def prefault(self, threads: int = 1) -> None:
-        """Make all pages present. Raises OSError."""
+    def prefault(self, threads: int = 1, huge: bool = False) -> None:
+        """Make all pages present, huge ones where asked for and as far as they are filled. Raises OSError."""
 
     def rescue(self, out: Any, offset: int = 0) -> int:
         """read() that does not ask whether the daemon lives; returns how many chunks were half-written."""

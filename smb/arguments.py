@@ -71,6 +71,9 @@ def parser() -> argparse.ArgumentParser:
         "--memory-limit", type=size, metavar="SIZE", help="what all segments may take, such as 4G"
     )
     serve.add_argument(
+        "--huge-pages", action="store_true", help="for large segments; refused where the kernel gives none"
+    )
+    serve.add_argument(
         "--lease",
         type=duration,
         default=30.0,

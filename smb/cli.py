@@ -54,7 +54,14 @@ def serve(options: argparse.Namespace) -> int:
         options.max_clients, segments=options.max_segments, rate=options.max_rate, streams=options.max_streams
     )
     folder = Path(options.snapshot_dir) if options.snapshot_dir is not None else None
-    chosen = ServeOptions(options.memory_limit, options.lease, limits, folder, options.snapshot_every)
+    chosen = ServeOptions(
+        options.memory_limit,
+        options.lease,
+        limits,
+        folder,
+        options.snapshot_every,
+        huge_pages=options.huge_pages,
+    )
     with start(
         options.unix,
         tcp=options.tcp,

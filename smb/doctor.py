@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from smb.memory import RESERVE, available, cgroup_left, show
+from smb.memory import HUGE_CURE, NO_HUGE, RESERVE, available, cgroup_left, huge_page_mode, show
 
 TRANSPORTS = ("shm", "tcp", "rdma")
 PORT = 7100  # what the examples listen at
@@ -161,14 +161,9 @@ def memory(host: Host) -> Iterator[Finding]:
 
 
 def huge_pages(host: Host) -> Iterator[Finding]:
-    modes = host.text("sys/kernel/mm/transparent_hugepage/shmem_enabled")
-    chosen = re.search(r"\[(\w+)\]", modes)
-    mode = chosen[1] if chosen else "unknown"
-    if mode in ("never", "deny", "unknown"):
-        cure = (
-            "large segments gain a little from: echo advise > "
-            "/sys/kernel/mm/transparent_hugepage/shmem_enabled (as root)"
-        )
+    mode = huge_page_mode(host.root)
+    if mode in NO_HUGE:
+        cure = f"large segments gain a little from: {HUGE_CURE} (as root), and `smb serve --huge-pages`"
         yield Finding("machine", "huge pages", "note", f"for shared memory: {mode}", cure)
     else:
         yield Finding("machine", "huge pages", "ok", f"for shared memory: {mode}")

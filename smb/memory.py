@@ -6,10 +6,13 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from smb.errors import OutOfMemory
+from smb.errors import NotSupported, OutOfMemory
 
 RESERVE = 64 << 20  # bytes that stay free on the machine and in the cgroup
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+SHMEM_HUGE = "sys/kernel/mm/transparent_hugepage/shmem_enabled"
+NO_HUGE = ("never", "deny")
+HUGE_CURE = f"echo advise > /{SHMEM_HUGE}"
 
 
 def show(count: float) -> str:
@@ -38,6 +41,25 @@ def available(proc: Path = Path("/proc")) -> int | None:
     except OSError:
         return None
     return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)
+
+
+def huge_page_mode(root: Path = Path("/")) -> str:
+    """What the kernel does with huge pages for shared memory, such as ``advise``; ``never`` without them."""
+    try:
+        modes = (root / SHMEM_HUGE).read_text()
+    except OSError:
+        return "never"
+    chosen = re.search(r"\[(\w+)\]", modes)
+    return chosen[1] if chosen else "never"
+
+
+def need_huge_pages(root: Path = Path("/")) -> None:
+    """Raise NotSupported, with the cure, where the kernel gives shared memory no huge pages."""
+    mode = huge_page_mode(root)
+    if mode in NO_HUGE:
+        raise NotSupported(
+            f"huge pages for shared memory: the kernel's setting is {mode}; as root: {HUGE_CURE}"
+        )
 
 
 def _number(path: Path) -> int | None:

@@ -18,6 +18,7 @@ class ServeOptions:
     limits        what all clients together, and one alone, may take beside memory
     snapshot_dir  where snapshots of the box lie: it begins with the newest whole one, and ends with one
     snapshot_every  seconds between two; None: only on request and at the end
+    huge_pages    segments of 2 MiB and more take huge pages; a daemon that can get none does not start
     rdma          None: clients get no RDMA; else by which port, DEVICE[/PORT[/GID_INDEX]], "" for any
     """
 
@@ -27,6 +28,7 @@ class ServeOptions:
     snapshot_dir: Path | None = None
     snapshot_every: float | None = None
     rdma: str | None = None
+    huge_pages: bool = False
 
     def __post_init__(self) -> None:
         if not self.lease > 0:

@@ -91,7 +91,7 @@ class Restoring:
         holder, loaded = store.open_session(0, "restored"), []
         try:
             for segment in description.segments:
-                mapping = snapshot.load(segment.key)
+                mapping = snapshot.load(segment.key, store.huge_pages)
                 loaded.append(store.install(holder, segment.wanted(), mapping, segment.age))
             for counter in description.counters:
                 store.rendezvous.restore(holder, counter.key, counter.value, counter.updates)
@@ -142,7 +142,8 @@ class Restoring:
         assert self._snapshot is not None
         assert self._grace is not None
         self._store.check_budget(record.key, record.nbytes)
-        self._install(self._grace, record, self._snapshot.load(record.key))
+        mapping = self._snapshot.load(record.key, self._store.huge_pages)
+        self._install(self._grace, record, mapping)
 
     def _install(self, grace: Session, record: SegmentRecord, mapping: Mapping) -> None:
         with self._store.lock:

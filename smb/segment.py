@@ -137,9 +137,18 @@ class Mapping(_native.Mapping):
 
     @classmethod
     def create(
-        cls, count: int, dtype: str, *, prefault_threads: int = 1, initial: Any | None = None
+        cls,
+        count: int,
+        dtype: str,
+        *,
+        prefault_threads: int = 1,
+        initial: Any | None = None,
+        huge_pages: bool = False,
     ) -> Mapping:
         """A new segment of ``count`` zeros, or of the values of ``initial``, its pages present.
+
+        huge_pages  take pages of 2 MiB for what fills them, as far as the kernel has them at hand; of use
+                    only where it may (memory.need_huge_pages())
 
         Raises OutOfMemory when the kernel has no pages for it; whoever creates checks the limits before.
         """
@@ -151,7 +160,7 @@ class Mapping(_native.Mapping):
             fds.append(_memory_file("smb-control", _native.control_bytes(nbytes), _SIZE_SEALS))
             fds.append(_memory_file("smb-payload", nbytes, _SIZE_SEALS))
             mapping = cls(fds[0], fds[1], count, dtype, readonly=False, life=None)
-            mapping._make_present(prefault_threads)
+            mapping._make_present(prefault_threads, huge_pages)
             if initial is not None:
                 mapping.initialise(initial, prefault_threads)
         except BaseException:
@@ -249,9 +258,9 @@ class Mapping(_native.Mapping):
             os.close(fd)
         self._control_fd = self._payload_fd = -1
 
-    def _make_present(self, threads: int) -> None:
+    def _make_present(self, threads: int, huge: bool = False) -> None:
         try:
-            self.prefault(threads)
+            self.prefault(threads, huge)
         except OSError as error:
             raise OutOfMemory(f"no memory for the {self.nbytes} bytes of a segment: {error}") from error
 

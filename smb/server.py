@@ -23,7 +23,7 @@ from smb.connection import Connection
 from smb.errors import SmbError
 from smb.gate import Gate
 from smb.listen import Listener, UnixListener
-from smb.memory import available
+from smb.memory import available, need_huge_pages
 from smb.options import ServeOptions
 from smb.pairs import Fabric
 from smb.remote import Remote
@@ -51,7 +51,14 @@ class Daemon:
 
     def __init__(self, listeners: list[Listener], options: ServeOptions | None = None) -> None:
         self.options = options or ServeOptions()
-        self.store = Store(self.options.memory_limit, self.options.lease, limits=self.options.limits)
+        if self.options.huge_pages:
+            need_huge_pages()
+        self.store = Store(
+            self.options.memory_limit,
+            self.options.lease,
+            limits=self.options.limits,
+            huge_pages=self.options.huge_pages,
+        )
         self.service = Service(self.store)
         self.fabric = Fabric(self.service, self.options.rdma) if self.options.rdma is not None else None
         self._remember(any(isinstance(one, UnixListener) and one.replaced for one in listeners))

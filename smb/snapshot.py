@@ -302,11 +302,13 @@ class Snapshot:
         if tail != TAIL.pack(WHOLE, self._end):
             raise SnapshotError(f"snapshot {self.path} is damaged: it does not end as a whole one does")
 
-    def load(self, key: str) -> Mapping:
+    def load(self, key: str, huge_pages: bool = False) -> Mapping:
         """A segment's memory with its values and version. Raises SnapshotError, OutOfMemory."""
         segment = self._places[key][2]
         threads = 2 if segment.nbytes >= 32 << 20 else 1
-        mapping = Mapping.create(segment.count, segment.dtype, prefault_threads=threads)
+        mapping = Mapping.create(
+            segment.count, segment.dtype, prefault_threads=threads, huge_pages=huge_pages
+        )
         try:
             for chunk, data in self._chunks(key):
                 _put(mapping.payload_fd, data, chunk * CHUNK_BYTES)

@@ -78,6 +78,7 @@ class Store:
     memory_limit  bytes that all segments together may take; None: what the machine has
     lease         seconds after which the living holder of a chunk lock that others wait for counts as stuck
     limits        of sessions and segments
+    huge_pages    for the segments that are made here
     """
 
     def __init__(
@@ -86,9 +87,11 @@ class Store:
         lease: float = 30.0,
         budget: Budget | None = None,
         limits: Limits | None = None,
+        huge_pages: bool = False,
     ) -> None:
         self.lease = lease
         self.limits = limits or Limits()
+        self.huge_pages = huge_pages
         self.lock = threading.RLock()
         self.rendezvous = Rendezvous(self.lock)
         self.budget = budget or Budget(memory_limit)
@@ -211,7 +214,9 @@ class Store:
             return entry, False
         try:
             threads = 2 if entry.nbytes >= TWO_THREADS else 1
-            mapping = Mapping.create(wanted.count, wanted.dtype, prefault_threads=threads)
+            mapping = Mapping.create(
+                wanted.count, wanted.dtype, prefault_threads=threads, huge_pages=self.huge_pages
+            )
         except (OSError, MemoryError) as error:
             self.abandon(entry, ticket.session)
             raise OutOfMemory(f"segment {wanted.key!r} of {entry.nbytes} bytes: {error}") from error

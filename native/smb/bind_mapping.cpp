@@ -379,10 +379,10 @@ void release_chunk(NativeMapping& mapping, size_t chunk) {
   unlock(mapping.region->words(chunk).lock, me);
 }
 
-void prefault(NativeMapping& mapping, size_t threads) {
+void prefault(NativeMapping& mapping, size_t threads, bool huge) {
   const std::shared_ptr<Region> region = mapping.region;
   const GilRelease released(true);
-  region->prefault(threads);
+  region->prefault(threads, huge);
 }
 
 }  // namespace
@@ -410,7 +410,7 @@ void bind_mapping(py::module_& m) {
       .def_property_readonly("version", version)
       .def("initialise", initialise, arg("values"), arg("threads") = 1)
       .def("count_update", count_update)
-      .def("prefault", prefault, arg("threads") = 1)
+      .def("prefault", prefault, arg("threads") = 1, arg("huge") = false)
       .def("rescue", rescue, arg("out"), arg("offset") = 0)
       .def("wait", wait, arg("version"), arg("timeout"))
       .def("repair", mend, arg("tid_alive") = py::none())

@@ -18,6 +18,7 @@ namespace smb {
 namespace {
 
 constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
 constexpr int64_t kPollNs = 2000000;
 
 size_t pages_up(size_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
@@ -65,8 +66,13 @@ Region::~Region() {
   munmap(payload_, pages_up(bytes_));
 }
 
-void Region::prefault(size_t threads) const {
-  constexpr size_t kStep = size_t{2} << 20;  // one page table's worth: threads don't share tables
+void Region::prefault(size_t threads, bool huge) const {
+  constexpr size_t kStep = kHugePage;  // one page table's worth: threads don't share tables
+  // Not for the rest: a page beyond the segment's end would take memory that nobody has counted.
+  const size_t filled = bytes_ / kHugePage * kHugePage;
+  if (huge && filled && madvise(payload_, filled, MADV_HUGEPAGE) != 0) {
+    throw std::system_error(errno, std::generic_category(), "asking for huge pages");
+  }
   std::atomic<int> failed{populate(static_cast<char*>(control_), pages_up(control_bytes(bytes_)), readonly_)};
   std::atomic<size_t> next{0};
   const size_t whole = pages_up(bytes_);

@@ -45,9 +45,9 @@ class Region {
   static size_t chunk_count(size_t bytes) { return (bytes + kChunkBytes - 1) / kChunkBytes; }
   static size_t control_bytes(size_t bytes) { return kHeadBytes + chunk_count(bytes) * sizeof(ChunkWords); }
 
-  // Makes the pages present and writable (readable in a read-only mapping) with so many threads.
-  // Throws std::system_error.
-  void prefault(size_t threads) const;
+  // Makes the pages present and writable (readable in a read-only mapping) with so many threads; huge: asks for huge
+  // ones wherever the segment fills them. Throws std::system_error.
+  void prefault(size_t threads, bool huge) const;
 
   size_t chunks() const { return chunk_count(bytes_); }
   size_t per_chunk() const { return kChunkBytes / item_; }

@@ -168,7 +168,7 @@ int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 1.0;
   const std::string fault = argc > 3 && std::strcmp(argv[2], "--plant") == 0 ? argv[3] : "";
   const smb::Region center = make_region(), delta = make_region();
-  center.prefault(2);
+  center.prefault(2, false);
   std::vector<Worker> workers;
   for (unsigned i = 1; i <= kThreads; ++i) workers.emplace_back(center, delta, i);
   std::vector<std::thread> threads;
