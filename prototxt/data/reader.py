@@ -18,8 +18,8 @@ import os
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
-from contextlib import closing, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from functools import partial
 from time import monotonic
 from typing import Protocol
@@ -91,8 +91,17 @@ class Inbox:
         self._poll.register(parent_fd, select.POLLIN)
         self._claims: deque[int] = deque()
 
-    def receive(self, descriptors: int = 0) -> tuple[bytes, list[int]]:
-        """The net's next message, and the descriptors beside it. Raises Gone."""
+    @contextmanager
+    def receive_with(self, descriptors: int) -> Iterator[tuple[bytes, list[int]]]:
+        """The net's next message, and up to so many descriptors beside it, closed afterwards. Raises Gone."""
+        message, fds = self._receive(descriptors)
+        try:
+            yield message, fds
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _receive(self, descriptors: int) -> tuple[bytes, list[int]]:
         ready = {fd for fd, _ in self._poll.poll()}
         if self._sock.fileno() not in ready:
             raise Gone
@@ -117,7 +126,7 @@ class Inbox:
         """Until the net sends a message, or so long. Raises Gone."""
         if seconds is not None and not self._poll.poll(seconds * 1000):
             return
-        message, _ = self.receive()
+        message, _ = self._receive(0)
         if message[:1] == CLAIM:
             self._claims.extend(unpack_claims(message))
 
@@ -237,10 +246,9 @@ def serve(config: ReaderConfig, source: Source, sock: socket.socket, inbox: Inbo
         "pid": os.getpid(),
     }
     sock.send(HELLO + json.dumps(hello).encode())
-    message, fds = inbox.receive(2)
-    if message != ALLOT or len(fds) != 2:
-        raise DataError("the net handed over no memory")
-    try:
+    with inbox.receive_with(2) as (message, fds):
+        if message != ALLOT or len(fds) != 2:
+            raise DataError("the net handed over no memory")
         ring = Ring(fds[0], slots)
         outbox = Outbox(sock, inbox, Counts(fds[1], "reader"), slots)
         if config.claimed:  # what was fetched for its shapes is nobody's
@@ -248,20 +256,19 @@ def serve(config: ReaderConfig, source: Source, sock: socket.socket, inbox: Inbo
         while True:
             layout, tops = ring.slot(outbox.wait_free(), shapes)
             shapes = pass_on(config, source, inbox, tops, partial(outbox.publish, layout))
-    finally:
-        for fd in fds:
-            os.close(fd)
 
 
 def answer(sock: socket.socket, parent_fd: int, stores: Stores) -> None:
     """Do what the net at the other end of ``sock`` asks for; returns when it is gone or has got an error."""
     try:
         inbox = Inbox(sock, parent_fd)
-        wanted, fds = inbox.receive(2)
-        config = ReaderConfig.from_json(wanted)
-        mean = os.pread(fds[1], os.fstat(fds[1]).st_size, 0) if len(fds) > 1 else None
-        with closing(open_source(config, mean, stores, Note(fds[0]))) as source:
-            serve(config, source, sock, inbox)
+        with inbox.receive_with(2) as (wanted, fds):
+            if not fds:
+                raise DataError("the net handed over no memory for notes")
+            config = ReaderConfig.from_json(wanted)
+            mean = os.pread(fds[1], os.fstat(fds[1]).st_size, 0) if len(fds) > 1 else None
+            with closing(open_source(config, mean, stores, Note(fds[0]))) as source:
+                serve(config, source, sock, inbox)
     except (BrokenPipeError, ConnectionResetError, Gone):
         pass  # perhaps while a message was on its way
     except Exception as error:  # whatever it is, the net must hear of it

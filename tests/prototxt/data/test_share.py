@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -102,6 +103,32 @@ def test_a_slow_worker_and_one_that_leaves_hold_up_nobody(open_reader: Open) -> 
     for _ in range(100):
         fast.take()
     slow.take()
+
+
+def test_nets_that_come_and_go_leave_no_descriptor_in_the_shared_reader(open_reader: Open) -> None:
+    """What a net hands over, and what comes of a net that hands over too little."""
+    stays = open_reader(0)
+    stays.take()
+
+    def settled(most: int) -> int:
+        """Descriptors of the reader, once there are at most so many, or after a while."""
+        end = time.monotonic() + 5.0
+        while (count := len(os.listdir(f"/proc/{stays.pid}/fd"))) > most and time.monotonic() < end:
+            time.sleep(0.02)
+        return count
+
+    open_reader(1).close()
+    before = settled(0)
+    for i in range(8):
+        net = open_reader(1)
+        net.take()
+        net.close()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as poor:
+            poor.connect(stays._reader.sock.getpeername())
+            if i % 2:
+                poor.send(b"{}")
+    assert settled(before) <= before
+    stays.take()
 
 
 def test_a_shared_reader_that_dies_is_named_by_all_and_the_next_worker_starts_another(
