@@ -4,11 +4,12 @@
         [--mpich-python PYTHON --mpich-exec MPIEXEC] [--ompi-python PYTHON --ompi-exec MPIEXEC]
 
 Each round takes every measure, in an order drawn by chance, each after a call that warms the caches; figures
-are medians over the rounds (for MPI the best variant's). Two MPI ranks keep two cores busy: they are compared
-with two threads of the box, and one thread is printed beside it; the loop over a window is one thread on both
-sides. The MPI interpreters need numpy and mpi4py and are given the box's own kernels ($MPICH_PYTHON,
-$MPICH_EXEC, $OMPI_PYTHON, $OMPI_EXEC are the defaults of the options). Prints a table of ratios with their
-bars, PASS or short, and the load before and after: on a busy machine it proves nothing.
+are medians over the rounds (for MPI the best variant's). What is compared with MPI is pinned as its ranks
+are. Two MPI ranks keep two cores busy: they are compared with two threads of the box, and one thread is
+printed beside it; the loop over a window is one thread on both sides. The MPI interpreters need numpy and
+mpi4py and are given the box's own kernels ($MPICH_PYTHON, $MPICH_EXEC, $OMPI_PYTHON, $OMPI_EXEC are the
+defaults of the options). Prints a table of ratios with their bars, PASS or short, and the load before and
+after: on a busy machine it proves nothing.
 """
 
 from __future__ import annotations

@@ -10,7 +10,9 @@ import mmap
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from typing import Any
@@ -44,6 +46,23 @@ def timed(work: Callable[[], object], repeat: int = 3) -> list[float]:
     return times
 
 
+@contextmanager
+def pinned() -> Iterator[None]:
+    """To the processor that the last MPI rank, which is the one measured, is bound to."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {max(before)})
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def timed_on(threads: int, work: Callable[[], object]) -> list[float]:
+    """As timed(); one thread is pinned here, several pin themselves."""
+    with pinned() if threads == 1 else nullcontext():
+        return timed(work)
+
+
 class Exchanges:
     """One worker's exchange of a size: through the box from Python, and the bare kernel on private memory."""
 
@@ -53,21 +72,22 @@ class Exchanges:
         self.local, self.other, self.center = private(nbytes), private(nbytes), private(nbytes)
 
     def shm(self, threads: int) -> list[float]:
-        return timed(lambda: self.segment.exchange(self.local, ALPHA, threads=threads))
+        return timed_on(threads, lambda: self.segment.exchange(self.local, ALPHA, threads=threads))
 
     def read(self) -> list[float]:
-        return timed(lambda: self.segment.read(self.local))
+        return timed_on(1, lambda: self.segment.read(self.local))
 
     def write(self) -> list[float]:
-        return timed(lambda: self.segment.write(self.local))
+        return timed_on(1, lambda: self.segment.write(self.local))
 
     def memcpy(self) -> list[float]:
         """The C library's copy between private arrays, which chooses its stores itself."""
         ends = self.other.ctypes.data, self.center.ctypes.data, self.other.nbytes
-        return timed(lambda: ctypes.memmove(*ends))
+        return timed_on(1, lambda: ctypes.memmove(*ends))
 
     def kernel(self, threads: int, check: bool = True) -> list[float]:
-        return timed(lambda: _native.exchange(self.other, self.center, ALPHA, threads=threads, check=check))
+        move = partial(_native.exchange, self.other, self.center, ALPHA, threads=threads, check=check)
+        return timed_on(threads, move)
 
 
 class Small:
