@@ -51,6 +51,37 @@ def holder_of(mapping: Mapping, chunk: int) -> Callable[[], None]:
     return hold
 
 
+@pytest.mark.parametrize("held", ["weights", "sums"])
+def test_adagrad_waits_for_each_chunk_that_it_changes(held: str) -> None:
+    weights, sums, gradient = (Mapping.create(COUNT, "float32") for _ in range(3))
+    gradient.initialise(np.ones(COUNT, np.float32))
+    one = {"weights": weights, "sums": sums}[held]
+    held_now, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        one.hold_chunk(1, False)
+        held_now.set()
+        go_on.wait(60)
+        one.release_chunk(1)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held_now.wait(30)
+    worker = threading.Thread(target=weights.adagrad, args=(sums, gradient, 0.5, 1.0, 1e-8, 0, COUNT))
+    worker.start()
+    wait_for(lambda: (read_all(weights)[2 * CHUNK :] == -0.5).all())  # the others are done meanwhile
+    time.sleep(0.1)
+    assert (read_all(one)[CHUNK : 2 * CHUNK] == 0.0).all()
+    assert worker.is_alive()
+    go_on.set()
+    holder.join(30)
+    worker.join(30)
+    assert (read_all(sums) == 1.0).all()
+    np.testing.assert_allclose(read_all(weights), -0.5, rtol=1e-6)
+    for mapping in (weights, sums, gradient):
+        mapping.close()
+
+
 # Promises 1 and 2 ----------------------------------------------------------------------------------------
 
 PROCESSES, ROUNDS, WEIGHTS = 8, 200, 1_000_000
