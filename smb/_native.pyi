@@ -352,6 +352,13 @@ class Transfer:
         """Where to receive to. Valid until received()."""
 
     def received(self, bytes: int) -> None: ...
+    def absorb(self, data: bytes) -> None:
+        """What was received elsewhere, of any length."""
+
+    @property
+    def in_place(self) -> bool:
+        """Whether the next bytes replace the user's values: whole elements alone, or through absorb()."""
+
     def outcome(self) -> int:
         """The version, once finished; raises what the operation came to."""
 

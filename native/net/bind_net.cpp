@@ -342,12 +342,13 @@ py::memoryview incoming(ArrayTransfer& self) {
   return py::memoryview::from_memory(room.iov_base, static_cast<ssize_t>(room.iov_len));
 }
 
-void received(ArrayTransfer& self, size_t bytes) {
+template <class Take>
+void take_reply(size_t bytes, const Take& take) {
   std::optional<std::string> nonsense;
   {
     const GilRelease released(bytes > kKeepGilBytes);
     try {
-      self.transfer->received(bytes);
+      take();
     } catch (const net::Nonsense& error) {
       nonsense = error.what;
     }
@@ -355,6 +356,15 @@ void received(ArrayTransfer& self, size_t bytes) {
   if (!nonsense) return;
   raise("TransportError", "%s", nonsense->c_str());
   throw py::error_already_set();
+}
+
+void received(ArrayTransfer& self, size_t bytes) {
+  take_reply(bytes, [&] { self.transfer->received(bytes); });
+}
+
+void absorb(ArrayTransfer& self, const py::bytes& data) {
+  const std::string_view bytes = data;
+  take_reply(bytes.size(), [&] { self.transfer->absorb(bytes.data(), bytes.size()); });
 }
 
 py::tuple stats(const net::ClientStream& stream, uint64_t segment) {
@@ -385,7 +395,9 @@ void bind_client(py::module_& m) {
       .def("sent", [](ArrayTransfer& self, size_t bytes) { self.transfer->sent(bytes); }, arg("bytes"))
       .def("incoming", incoming)
       .def("received", received, arg("bytes"))
+      .def("absorb", absorb, arg("data"))
       .def("outcome", outcome)
+      .def_property_readonly("in_place", [](const ArrayTransfer& self) { return self.transfer->in_place(); })
       .def_property_readonly("expecting", [](const ArrayTransfer& self) { return self.transfer->expecting(); })
       .def_property_readonly("finished", [](const ArrayTransfer& self) { return self.transfer->finished(); });
 }

@@ -3,6 +3,7 @@
 #include <linux/tcp.h>
 #include <netinet/in.h>
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -30,29 +31,44 @@ size_t moved(ssize_t result, const char* what) {
   throw LineError{LineError::failed, errno, what};
 }
 
-// A single piece's reply and what begins it in one call: where its elements go is known only with its header.
-size_t receive_single(Transfer& transfer, int fd, int flags) {
-  char came[kSmallReply];
-  const ssize_t result = recv(fd, came, sizeof came, flags);
+// Bytes received; 0 when it would block.
+size_t receive_into(int fd, void* room, size_t size, int flags) {
+  const ssize_t result = recv(fd, room, size, flags);
   if (result == 0) throw LineError{LineError::ended, 0, "the daemon ended the stream"};
-  const size_t bytes = moved(result, "receiving");
-  for (size_t done = 0; done < bytes;) {
-    if (!transfer.expecting()) throw Nonsense{"more than the reply that was asked for"};
-    const iovec room = transfer.incoming();
-    const size_t part = std::min(room.iov_len, bytes - done);
-    std::memcpy(room.iov_base, came + done, part);
-    transfer.received(part);
-    done += part;
+  return moved(result, "receiving");
+}
+
+// By way of a buffer.
+size_t receive_through(Transfer& transfer, int fd, char* buffer, size_t size, int flags) {
+  const size_t bytes = receive_into(fd, buffer, size, flags);
+  transfer.absorb(buffer, bytes);
+  return bytes;
+}
+
+size_t receive_whole(Transfer& transfer, int fd, int flags) {
+  constexpr size_t kItem = sizeof(float);
+  int queued = 0;
+  if (transfer.held() || ioctl(fd, FIONREAD, &queued) != 0 || queued < static_cast<int>(kItem)) {
+    char few[kItem];
+    return receive_through(transfer, fd, few, kItem - transfer.held(), flags);
   }
+  const iovec room = transfer.incoming();
+  const size_t length = std::min(room.iov_len, static_cast<size_t>(queued) / kItem * kItem);
+  const size_t bytes = receive_into(fd, room.iov_base, length, flags);
+  if (bytes % kItem) throw LineError{LineError::failed, EIO, "receiving what is there"};
+  if (bytes) transfer.received(bytes);
   return bytes;
 }
 
 size_t receive(Transfer& transfer, int fd, int flags) {
   const iovec room = transfer.incoming();
-  if (transfer.is_single() && room.iov_len <= kSmallReply) return receive_single(transfer, fd, flags);
-  const ssize_t result = recv(fd, room.iov_base, room.iov_len, flags);
-  if (result == 0) throw LineError{LineError::ended, 0, "the daemon ended the stream"};
-  const size_t bytes = moved(result, "receiving");
+  if (transfer.is_single() && room.iov_len <= kSmallReply) {
+    // A reply and what begins it in one call: where its elements go is known only with its header.
+    char came[kSmallReply];
+    return receive_through(transfer, fd, came, sizeof came, flags);
+  }
+  if (transfer.in_place()) return receive_whole(transfer, fd, flags);
+  const size_t bytes = receive_into(fd, room.iov_base, room.iov_len, flags);
   if (bytes) transfer.received(bytes);
   return bytes;
 }
@@ -141,6 +157,7 @@ void drive(Transfer& transfer, int fd, bool ticking, int64_t timeout_ns, const s
     bool waiting = false;
     const size_t out = send(transfer, fd, &waiting);
     cork.sent(out);
+    if (transfer.finished()) break;  // what was to be sent holds a NaN, and nothing is under way
     // What a single piece has just asked for is not there yet: to look would be two calls for nothing. It is waited
     // for by the call that takes it, or by poll.
     const bool early = out && transfer.is_single(), wait = early && ticking && !waiting;

@@ -13,6 +13,30 @@ void Transfer::expect(Stage stage, void* room, size_t bytes) {
   stage_ = stage;
   in_ = static_cast<char*>(room);
   in_left_ = bytes;
+  held_bytes_ = 0;
+}
+
+void Transfer::absorb(const char* data, size_t bytes) {
+  while (bytes) {
+    if (!expecting()) throw Nonsense{"more than the reply that was asked for"};
+    size_t part = std::min(in_left_, bytes);
+    if (in_place() && (held_bytes_ || part < sizeof(float))) {
+      part = std::min(sizeof(float) - held_bytes_, bytes);
+      std::memcpy(held_.data() + held_bytes_, data, part);
+      held_bytes_ += part;
+      if (held_bytes_ == sizeof(float)) {
+        std::memcpy(in_, held_.data(), sizeof(float));
+        held_bytes_ = 0;
+        received(sizeof(float));
+      }
+    } else {
+      if (in_place()) part -= part % sizeof(float);
+      std::memcpy(in_, data, part);
+      received(part);
+    }
+    data += part;
+    bytes -= part;
+  }
 }
 
 void Transfer::received(size_t bytes) {

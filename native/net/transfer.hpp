@@ -79,6 +79,15 @@ class Transfer {
   // Where the next bytes of the replies go; received() says how many came. Throws Nonsense.
   iovec incoming();
   void received(size_t bytes);
+  // The same for bytes that lie elsewhere.
+  void absorb(const char* data, size_t bytes);
+  // Whether the next bytes replace the user's values: whole elements alone go to incoming(), others through absorb(),
+  // or a connection that ends in the middle of one would leave it of old and new bytes.
+  bool in_place() const {
+    return stage_ == Stage::elements && order_.operation == kExchange && flights_.front().wire == kMoved;
+  }
+  // Bytes of an element that absorb() waits to see whole.
+  size_t held() const { return held_bytes_; }
   bool expecting() const { return begun_ > 0; }
   bool is_single() const { return pieces_ <= 1; }
   // Whether it has pieces that are, with their replies too, a chunk's worth of bytes each.
@@ -145,6 +154,8 @@ class Transfer {
   std::string failure_;
   char* in_ = nullptr;
   size_t in_left_ = 0;
+  std::array<char, sizeof(float)> held_{};
+  size_t held_bytes_ = 0;
 
   uint64_t version_ = 0;
   Refusal refusal_;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import threading
@@ -18,6 +19,15 @@ from smb.transport.stream import Stream, Transfer
 
 SLICE = 0.5  # seconds between two looks at whether an answer is still waited for
 LARGE = 1 << 16  # bytes of a frame that may have to wait for room in the socket
+
+
+def _comes(sock: socket.socket, seconds: float) -> bool:
+    """Whether something can be received within so long."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * max(0.0, seconds)))
 
 
 class Reply(NamedTuple):
@@ -39,6 +49,8 @@ class Line:
 
     generation  which of the client's sessions the stream belongs to; 0: none yet
     epoch       how many streams the line has had: when it changes, what was under way is lost
+    busy        its thread is in the middle of a request or an operation
+    patience    seconds that an answer may take while a connection is set up
     """
 
     def __init__(self, peer: str) -> None:
@@ -47,6 +59,8 @@ class Line:
         self.socket: socket.socket | None = None
         self.lock = threading.Lock()
         self.generation = self.epoch = 0
+        self.busy = False
+        self.patience = 0.0
 
     def carry(self, sock: socket.socket) -> None:
         """Go on over this connection."""
@@ -77,19 +91,20 @@ class Line:
         frame = protocol.pack(row.code, number, record)
         deadline = time.monotonic() + timeout
 
-        def idle() -> None:
-            if time.monotonic() > deadline:
+        def hurry() -> None:
+            left = deadline - time.monotonic()
+            if left < SLICE and not _comes(sock, left):  # the call itself would come back too late
                 raise TimeoutError(f"no answer to {type(record).__name__} in {timeout:g} s")
 
         self._send(sock, frame, timeout)
-        head = receive(sock, protocol.HEADER.size, idle)
+        head = receive(sock, protocol.HEADER.size, ready=hurry)
         if not head:
             raise ConnectionError("the stream ended")
         try:
             header = protocol.unpack_header(head, protocol.MAX_REPLY)
         except ProtocolError as error:
             raise TransportError(str(error)) from error
-        body = receive(sock, header.length, idle)
+        body = receive(sock, header.length, ready=hurry)
         if len(body) < header.length:
             raise ConnectionError("the stream ended")
         answers = (number,) if not header.status else (number, 0)  # 0: the daemon lost our framing
@@ -124,7 +139,7 @@ class Line:
 
     def orphan(self) -> None:
         """In a forked child: close the child's copy only."""
-        self.lock = threading.Lock()  # may have been copied locked
+        self.lock, self.busy = threading.Lock(), False  # may have been copied locked
         sock, self.socket = self.socket, None
         if isinstance(sock, socket.socket):
             socket.socket.close(sock)

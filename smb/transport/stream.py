@@ -21,7 +21,7 @@ from smb.errors import NotSupported, RequestError, TypeMismatch
 WIRES = ("float32", "bfloat16", "float16", "int8")  # by their codes in a frame
 WINDOW = 8  # pieces under way at most; the daemon keeps that many replies
 MOVED = -1  # in place of events to wait for: bytes moved
-FAREWELL = 5.0  # seconds that the replies under way are waited for after an interrupt
+RECORD = 1 << 14  # bytes that TLS gives at a time
 
 
 class WireStats(NamedTuple):
@@ -59,6 +59,9 @@ class Transfer:
         one. RequestError when the daemon or a check here refused it: earlier chunks stand, the connection is
         usable.
         TransportError when the daemon's answers make no sense.
+        What a signal's handler raises ends it too. A plain socket's replies under way are still waited for
+        then, for 5 s at most; nothing more can be done over a TLS socket, which may or may not have moved the
+        bytes of the call that was interrupted. Unless it is finished, its stream must not be used again.
         """
         if isinstance(sock, ssl.SSLSocket):
             return self._run_secured(sock, timeout)
@@ -68,14 +71,16 @@ class Transfer:
         native = self._native
         native.restart()
         with _unblocked(sock):
-            try:
-                self._move(sock, timeout)
-            except KeyboardInterrupt:
-                native.give_up()
-                with contextlib.suppress(OSError):
-                    self._move(sock, min(timeout, FAREWELL))
-                raise
+            self._move(sock, timeout)
         return native.outcome()
+
+    def give_up(self) -> None:
+        """Begin nothing more: the next run() only brings to its end what was begun."""
+        self._native.give_up()
+
+    @property
+    def finished(self) -> bool:
+        return self._native.finished
 
     def _move(self, sock: ssl.SSLSocket, timeout: float) -> None:
         native, poller = self._native, select.poll()
@@ -124,14 +129,19 @@ def _receive(native: _native.Transfer, sock: ssl.SSLSocket) -> int:
     if not native.expecting:
         return 0
     try:
-        got = sock.recv_into(native.incoming())
+        if native.in_place:
+            data = sock.recv(RECORD)
+            got = len(data)
+            native.absorb(data)
+        else:
+            got = sock.recv_into(native.incoming())
+            native.received(got)
     except ssl.SSLWantReadError:
         return select.POLLIN
     except ssl.SSLWantWriteError:
         return select.POLLOUT
     if not got:
         raise ConnectionError("the daemon ended the stream")
-    native.received(got)
     return MOVED
 
 

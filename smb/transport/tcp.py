@@ -15,6 +15,7 @@ import logging
 import os
 import random
 import socket
+import ssl
 import threading
 import time
 import weakref
@@ -41,11 +42,15 @@ from smb.transport.threads import PerThread
 
 log = logging.getLogger(__name__)
 
-FAREWELL = 5.0  # seconds that close() waits for the daemon's answer at most
+FAREWELL = (
+    5.0  # seconds for the daemon's answer at most, at the end of the box or of an operation interrupted
+)
 PAUSES = (0.02, 1.0)  # seconds between two attempts to connect, at first and at most
 RESTORING = 12.0  # seconds for which a daemon that was restarted may wait for what others hand back
 BRIEF = 2.0  # seconds that an impatient operation tries to save what it has sent already
 RETRY = 0.25  # seconds between two attempts while nobody waits for one
+CLOSED = "this box is closed"
+BUSY = "this thread is in the middle of another operation of the box: a signal's handler must not use it then"
 NUMBERS = ("segment", "source", "other")  # fields that name a segment
 
 
@@ -84,7 +89,11 @@ class TcpTransport:
     # Connecting
 
     def _connect(self, line: Line, timeout: float) -> None:
-        """Give the line a connection that has greeted. OSError or SmbError: it has none."""
+        """Give the line a connection that has greeted. OSError or SmbError: it has none.
+
+        timeout  seconds to connect in, and for each of the daemon's answers meanwhile
+        """
+        line.patience = timeout
         sock = self._dial(timeout)
         try:
             sock.settimeout(SLICE)
@@ -101,7 +110,7 @@ class TcpTransport:
     def _ask(self, line: Line, sock: socket.socket, record: object, wait: float = 0.0) -> Any:
         """A request on a connection that is being set up: nothing is sent again."""
         number = line.stream.next_number()
-        reply = line.ask(sock, number, record, self._options.timeout + wait)
+        reply = line.ask(sock, number, record, line.patience + wait)
         return reply.record(protocol.BY_REQUEST[type(record)])
 
     def _introduce(self, line: Line, sock: socket.socket) -> None:
@@ -136,6 +145,8 @@ class TcpTransport:
 
     def _renew(self, line: Line, sock: socket.socket, old: protocol.Welcome) -> None:
         """Begin a session, the first one or one after the daemon forgot ours."""
+        if self._closed.is_set():  # whoever closes has said goodbye for all
+            raise Closed(CLOSED)
         self._hello(line, sock, 0, 0, 0)
         self._generation += 1
         line.begin(self.welcome.stream, self._generation)
@@ -173,7 +184,7 @@ class TcpTransport:
 
     def _check(self) -> None:
         if self._closed.is_set():
-            raise Closed("this box is closed")
+            raise Closed(CLOSED)
         if self._failed:
             raise TransportError(self._failed)
 
@@ -229,7 +240,16 @@ class TcpTransport:
 
     def carry(self, what: str, make: Callable[[Line], Transfer]) -> int:
         """Run a data operation to its end, over as many connections as it takes; the version after it."""
-        line = self.ready()
+        line = self._lines.get()
+        if line.busy:
+            raise RequestError(BUSY)
+        line.busy = True
+        try:
+            return self._carry(self.ready(), what, make)
+        finally:
+            line.busy = False
+
+    def _carry(self, line: Line, what: str, make: Callable[[Line], Transfer]) -> int:
         with line.lock:
             epoch, timeout = line.epoch, self._options.timeout
             transfer, breaks = make(line), None
@@ -251,6 +271,31 @@ class TcpTransport:
                 except SmbError as error:
                     line.cut()
                     raise self._fail(error) from error
+                except BaseException:  # a signal's
+                    if not transfer.finished:
+                        self._abandon(line, epoch, transfer)
+                    raise
+
+    def _abandon(self, line: Line, epoch: int, transfer: Transfer) -> None:
+        """Take no further part in an operation that was interrupted.
+
+        Over a plain socket its replies did not come in time. By TLS they may: what was under way is asked for
+        again over another connection, since nobody knows how far the old one's streams got.
+        """
+        secured = isinstance(line.socket, ssl.SSLSocket)
+        line.cut()
+        try:
+            if secured:
+                transfer.give_up()
+                self._connect(line, FAREWELL)
+                if line.epoch == epoch:
+                    line.run(transfer, FAREWELL)
+        except (OSError, SmbError) as error:
+            log.debug("daemon at %s: %s", self.peer, error)
+        finally:
+            if not transfer.finished:
+                line.cut()
+                line.generation = 0  # what was sent may have been applied: the stream cannot go on
 
     def _resume(self, line: Line, epoch: int, what: str) -> None:
         """Connect again while ``what`` is under way."""
@@ -274,7 +319,16 @@ class TcpTransport:
         return self._request(request, timeout)
 
     def _request(self, request: object, timeout: float) -> Any:
-        line = self.ready()
+        line = self._lines.get()
+        if line.busy:
+            raise RequestError(BUSY)
+        line.busy = True
+        try:
+            return self._ask_by(self.ready(), request, timeout)
+        finally:
+            line.busy = False
+
+    def _ask_by(self, line: Line, request: object, timeout: float) -> Any:
         with line.lock:
             row, limit = protocol.BY_REQUEST[type(request)], timeout + self._options.timeout
             epoch, number = line.epoch, line.stream.next_number()
@@ -376,14 +430,20 @@ class TcpTransport:
     def close(self) -> None:
         if self._closed.is_set():
             return
+        held = self._lock.acquire(timeout=FAREWELL)  # not while another thread begins a session
+        self._closed.set()
+        if held:
+            self._lock.release()
         line = self._lines.get()
+        if line.busy:  # a signal's handler closes
+            line = Line(self.peer)
         with contextlib.suppress(OSError, SmbError), line.lock:
             if not self._failed and not self._away:
-                if line.socket is None:
+                if line.socket is None or line.generation != self._generation:
+                    line.cut()
                     self._connect(line, FAREWELL)
                 assert line.socket is not None
                 line.ask(line.socket, line.stream.next_number(), protocol.Bye(), FAREWELL)
-        self._closed.set()
         self._lines.close()
         if threading.current_thread() is not self._pulse:
             self._pulse.join(FAREWELL)

@@ -69,7 +69,7 @@ def test_adagrad_waits_for_each_chunk_that_it_changes(held: str) -> None:
     held_now.wait(30)
     worker = threading.Thread(target=weights.adagrad, args=(sums, gradient, 0.5, 1.0, 1e-8, 0, COUNT))
     worker.start()
-    wait_for(lambda: (read_all(weights)[2 * CHUNK :] == -0.5).all())  # the others are done meanwhile
+    wait_for(lambda: bool((read_all(weights)[2 * CHUNK :] == -0.5).all()))  # the others are done meanwhile
     time.sleep(0.1)
     assert (read_all(one)[CHUNK : 2 * CHUNK] == 0.0).all()
     assert worker.is_alive()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import signal
 import socket
@@ -359,6 +360,60 @@ def test_more_than_the_reply_ends_the_connection() -> None:
     theirs.sendall(protocol.HEADER.pack(protocol.MAGIC, 18, 0, 1, 20) + bytes(20) + b"more")
     with ours, theirs, pytest.raises(TransportError, match="more than the reply that was asked for"):
         client().read(NUMBER, np.empty(5, np.float32), count=5, dtype="float32").run(ours, TIMEOUT)
+
+
+def half_a_reply(count: int, upto: int) -> bytes:
+    """The beginning of what answers a first exchange: elements that are 2.0000002."""
+    elements = np.full(count, 2.0000002, np.float32).tobytes()
+    return (protocol.HEADER.pack(protocol.MAGIC, 21, 0, 1, 8 + 4 * count) + bytes(8) + elements)[:upto]
+
+
+@pytest.mark.parametrize("parts", [1, 3, 1000])
+@pytest.mark.parametrize("odd", [0, 1, 2, 3])
+@pytest.mark.parametrize("count", [100, 50_000])
+def test_an_exchange_that_is_cut_in_an_element_leaves_it_as_it_was(count: int, odd: int, parts: int) -> None:
+    """Bytes of the old and the new one together would be another number."""
+    ours, theirs = socket.socketpair()
+    old, local = np.float32(1.9999999), np.full(count, 1.9999999, np.float32)
+    reply = half_a_reply(count, 28 + 4 * (count // 2) + odd)
+    transfer = client().exchange(NUMBER, local, 0.5, count=count, dtype="float32")
+
+    def answer() -> None:
+        theirs.recv(1 << 20)
+        for part in np.array_split(np.frombuffer(reply, np.uint8), parts):
+            theirs.sendall(part.tobytes())
+        theirs.shutdown(socket.SHUT_WR)
+        while theirs.recv(1 << 20):
+            pass
+
+    thread = threading.Thread(target=answer)
+    thread.start()
+    with pytest.raises(ConnectionError):
+        transfer.run(ours, TIMEOUT)
+    ours.close()
+    thread.join(TIMEOUT)
+    theirs.close()
+    assert (local[: count // 2] == np.float32(2.0000002)).all()
+    assert (local[count // 2 :] == old).all()
+
+
+@pytest.mark.parametrize("sizes", [[1], [3], [28, 1], [7, 16384], [16384]])
+def test_bytes_of_an_exchange_in_any_parts_are_put_together(sizes: list[int]) -> None:
+    """As TLS gives them."""
+    count = 10_000
+    local = np.zeros(count, np.float32)
+    native = client().exchange(NUMBER, local, 0.5, count=count, dtype="float32")._native
+    while len(sent := native.outgoing()):
+        native.sent(len(sent))
+    reply, at = half_a_reply(count, 1 << 30), 0
+    for size in itertools.cycle(sizes):
+        if native.finished:
+            break
+        native.absorb(reply[at : at + size])
+        at += size
+    assert at >= len(reply)
+    assert native.outcome() == 0
+    assert (local == np.float32(2.0000002)).all()
 
 
 def test_an_answer_to_another_request_ends_the_connection() -> None:
