@@ -148,10 +148,10 @@ def test_an_interrupt_by_tls_moves_pieces_whole_and_leaves_the_box_usable(
     assert interrupted >= 5
 
 
-def test_a_handler_that_uses_the_box_is_refused_and_the_operation_goes_on(proxy: Proxy, remote: Box) -> None:
+def test_a_signal_that_uses_the_box_is_refused_and_the_operation_goes_on(proxy: Proxy, remote: Box) -> None:
     segment, said = remote.create("a", 1000, initial=ONES), []
 
-    def handler() -> None:
+    def use_the_box() -> None:
         for use in (lambda: segment.version, segment.read):
             with pytest.raises(
                 smb.RequestError, match="this thread is in the middle of another operation"
@@ -161,13 +161,13 @@ def test_a_handler_that_uses_the_box_is_refused_and_the_operation_goes_on(proxy:
 
     out = np.zeros(1000, F32)
     proxy.faults[DOWN].delay = 0.5
-    with alarm_in(0.2, handler):
+    with alarm_in(0.2, use_the_box):
         segment.read(out)
     assert len(said) == 2
     np.testing.assert_array_equal(out, 1.0)
 
 
-def test_a_handler_may_close_the_box(served: smb.Daemon, proxy: Proxy, remote: Box, near: Box) -> None:
+def test_a_signal_may_close_the_box(served: smb.Daemon, proxy: Proxy, remote: Box, near: Box) -> None:
     segment = remote.create("a", 1000, initial=ONES)
     proxy.faults[DOWN].delay = 0.5
     with alarm_in(0.2, remote.close), contextlib.suppress(smb.Closed):  # its answer may have come
