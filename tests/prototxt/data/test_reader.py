@@ -187,6 +187,7 @@ def test_close_ends_the_reader_at_once_and_twice_is_fine(open_reader: Any) -> No
 
 def test_a_forgotten_reader_ends_and_leaves_no_descriptor(folder: Path) -> None:
     def open_files() -> int:
+        gc.collect()  # of other tests too, or they would go in the midst of this one
         return len(os.listdir("/proc/self/fd"))
 
     config = ReaderConfig("lmdb", str(folder), 16, ("data", "label"), train=False)
