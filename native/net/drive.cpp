@@ -45,6 +45,7 @@ size_t receive_through(Transfer& transfer, int fd, char* buffer, size_t size, in
   return bytes;
 }
 
+// As many whole elements as have come; of less than one, its bytes to where the rest is waited for.
 size_t receive_whole(Transfer& transfer, int fd, int flags) {
   constexpr size_t kItem = sizeof(float);
   int queued = 0;

@@ -20,7 +20,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from smb import auth, network, protocol, tls
 from smb.errors import (
@@ -41,10 +41,9 @@ from smb.transport.stream import Transfer
 from smb.transport.threads import PerThread
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
-FAREWELL = (
-    5.0  # seconds for the daemon's answer at most, at the end of the box or of an operation interrupted
-)
+FAREWELL = 5.0  # seconds for each of the daemon's answers, at the box's end and an interrupted operation's
 PAUSES = (0.02, 1.0)  # seconds between two attempts to connect, at first and at most
 RESTORING = 12.0  # seconds for which a daemon that was restarted may wait for what others hand back
 BRIEF = 2.0  # seconds that an impatient operation tries to save what it has sent already
@@ -240,12 +239,19 @@ class TcpTransport:
 
     def carry(self, what: str, make: Callable[[Line], Transfer]) -> int:
         """Run a data operation to its end, over as many connections as it takes; the version after it."""
+        return self._alone(self._carry, what, make)
+
+    def _alone(self, act: Callable[..., T], *given: Any) -> T:
+        """``act`` with this thread's line, unless a signal's handler asks in the midst of another such call.
+
+        Here a signal cannot come between the mark and what takes it away again.
+        """
         line = self._lines.get()
         if line.busy:
             raise RequestError(BUSY)
         line.busy = True
         try:
-            return self._carry(self.ready(), what, make)
+            return act(self.ready(), *given)
         finally:
             line.busy = False
 
@@ -319,14 +325,7 @@ class TcpTransport:
         return self._request(request, timeout)
 
     def _request(self, request: object, timeout: float) -> Any:
-        line = self._lines.get()
-        if line.busy:
-            raise RequestError(BUSY)
-        line.busy = True
-        try:
-            return self._ask_by(self.ready(), request, timeout)
-        finally:
-            line.busy = False
+        return self._alone(self._ask_by, request, timeout)
 
     def _ask_by(self, line: Line, request: object, timeout: float) -> Any:
         with line.lock:

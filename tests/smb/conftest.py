@@ -23,6 +23,7 @@ from tests.smb import strangers
 from tests.smb.certificates import Authority
 from tests.smb.frames import Attacker
 from tests.smb.processes import ServeProcess
+from tests.smb.proxy import Proxy
 
 Connect = Callable[..., Box]
 TRANSPORTS = {"local": "", "shm": "unix:", "tcp": "tcp:", "tcp+tls": "tcp:", "rdma": "rdma:"}
@@ -74,6 +75,20 @@ def served(folder: Path, request: pytest.FixtureRequest) -> Iterator[Daemon]:
 def near(served: Daemon) -> Iterator[Box]:
     """A box by shared memory that looks at what the remote one does."""
     with smb.connect(served.addresses[0], name="near") as box:
+        yield box
+
+
+@pytest.fixture
+def proxy(served: Daemon) -> Iterator[Proxy]:
+    """Between a client and the TCP port of the served daemon."""
+    with Proxy(served.addresses[1]) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def remote(proxy: Proxy) -> Iterator[Box]:
+    """A box behind the proxy."""
+    with smb.connect(proxy.address, token=TOKEN, timeout=10.0, name="remote") as box:
         yield box
 
 

@@ -24,6 +24,7 @@ from tests.smb.proxy import DOWN, Proxy
 
 F32 = np.float32
 ONES = np.ones(1000, F32)
+PATIENCE = 20.0  # seconds
 
 pytestmark = pytest.mark.timeout(60, method="thread")  # the alarm is ours
 
@@ -34,15 +35,19 @@ class Alarm(Exception):
 
 @contextmanager
 def alarm_in(seconds: float, error: type[BaseException] | Callable[[], None]) -> Iterator[None]:
-    """SIGALRM after so long; its handler raises the error, or makes the call."""
+    """SIGALRM after so long; its handler raises the error, or makes the call. Both must end soon."""
+    came = []
 
     def handle(_number: int, _frame: FrameType | None) -> None:
+        came.append(time.monotonic())
+        if len(came) > 1:
+            raise AssertionError(f"nothing has ended for {PATIENCE} s")
         if isinstance(error, type):
             raise error
         error()
 
     before = signal.signal(signal.SIGALRM, handle)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, PATIENCE)
     try:
         yield
     finally:
@@ -55,19 +60,6 @@ def served(folder: Path) -> Iterator[smb.Daemon]:
     """Its leases outlast what is stopped here."""
     with smb.serve(unix=folder / "box.sock", tcp="127.0.0.1:0", token=TOKEN, lease=30.0) as daemon:
         yield daemon
-
-
-@pytest.fixture
-def proxy(served: smb.Daemon) -> Iterator[Proxy]:
-    with Proxy(served.addresses[1]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def remote(proxy: Proxy) -> Iterator[Box]:
-    """A box behind the proxy."""
-    with smb.connect(proxy.address, token=TOKEN, timeout=20.0, name="remote") as box:
-        yield box
 
 
 # Interrupts ----------------------------------------------------------------------------------------------

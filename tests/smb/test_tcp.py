@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -23,19 +23,6 @@ from tests.smb.proxy import DOWN, UP, Proxy
 F32 = np.float32
 COUNT = 400_000  # seven chunks, so that an exchange is several pieces
 BYTES = 4 * COUNT
-
-
-@pytest.fixture
-def proxy(served: smb.Daemon) -> Iterator[Proxy]:
-    with Proxy(served.addresses[1]) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-def remote(proxy: Proxy) -> Iterator[Box]:
-    """A box behind the proxy."""
-    with smb.connect(proxy.address, token=TOKEN, timeout=10.0, name="remote") as box:
-        yield box
 
 
 def whole(rng: np.random.Generator) -> np.ndarray:
